@@ -94,8 +94,8 @@ std::vector<OpCut> cuts_of_collective(const Op& op, const Placement& operand) {
     const auto* dim = op.find_attr<int64_t>(key);
     return dim && *dim == operand.dim;
   };
-  const bool is_part = operand.kind == Placement::Kind::Shard || operand.kind == Placement::Kind::Rows;
-  const bool passes = is_part ? !moves("dim") && !moves("split") && !moves("join") : operand == kSum && sums;
+  const bool passes = operand.kind == Placement::Kind::Shard ? !moves("dim") && !moves("split") && !moves("join")
+                                                             : operand == kSum && sums;
   if (passes) cuts.push_back(like_first(op, operand, operand));
   cuts.push_back(like_first(op, kWhole, kWhole));
   return cuts;

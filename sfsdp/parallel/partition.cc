@@ -332,15 +332,70 @@ class Partitioner {
       if (first->second != *way.operands[k] && operands[k] == kSum) return kImpossible;
       if (*way.operands[k] == kSum && operands[k] == kSum && made_.contains(operand)) return kImpossible;
       if (is_first && !is_made(operand, *way.operands[k], heads))
-        cost += cost_of(*operand, operands[k], *way.operands[k], context_ ? axis_.size : 0);
+        cost += *way.operands[k] == kWhole && is_cut(operands[k])
+                    ? cost_of_whole(*operand)
+                    : cost_of(*operand, operands[k], *way.operands[k], context_ ? axis_.size : 0);
     }
     return cost;
+  }
+
+  // ---- what is gathered before it is expanded
+
+  // A light op on wholes gives the whole: where these are half as many bytes at most, they are sent, and all ranks compute it. The
+  // gradient of a token's experts is that of the token, times a number for each.
+  bool is_made_again(const Value& value, int depth = 0) const {
+    return is_cut(placement_of(&value)) && !is_made(&value, kWhole, false) &&
+           2 * cost_again(value, depth) <= cost_of(value, placement_of(&value), kWhole, 0);
+  }
+  double cost_of_whole(const Value& value, int depth = 0) const {
+    const Placement from = placement_of(&value);
+    if (from == kWhole || is_made(&value, kWhole, false)) return 0;
+    return is_made_again(value, depth) ? cost_again(value, depth) : cost_of(value, from, kWhole, 0);
+  }
+  double cost_again(const Value& value, int depth) const {
+    constexpr int kDeepest = 6;
+    const Op& op = *value.producer();
+    const ir::OpRow* row = op.opcode.row();
+    const bool is_light = row && (row->cost == ir::CostClass::Free || row->cost == ir::CostClass::Pointwise);
+    if (depth == kDeepest || !is_light || op.results().size() != 1 || ir::is_root(op) || ir::draws(op) ||
+        ir::has_flag(op, ir::kByCoordinate) || op.has_attr("axis") || op.is("reorder"))
+      return kImpossible;
+    double cost = 0;
+    for (size_t k = 0; k < op.operands.size(); ++k) {
+      const Value* operand = op.operands[k];
+      if (!operand || std::find(op.operands.begin(), op.operands.begin() + static_cast<std::ptrdiff_t>(k), operand) !=
+                          op.operands.begin() + static_cast<std::ptrdiff_t>(k))
+        continue;
+      // What is gathered lies in memory without gaps, which views of it would see.
+      if (!operand->type().strides.empty() && placement_of(operand) != kWhole && !is_whole_alike(*operand) &&
+          !is_made_again(*operand, depth + 1))
+        return kImpossible;
+      cost += cost_of_whole(*operand, depth + 1);
+    }
+    return cost;
+  }
+  // Whether the whole is there, and lies in memory as the value does.
+  bool is_whole_alike(const Value& value) const {
+    return is_made(&value, kWhole, false) &&
+           made_.at(&value).at(key_of(kWhole))->type().strides == value.type().strides;
+  }
+  Value* make_again(Value* value, Op* reader) {
+    const Op& op = *value->producer();
+    std::vector<Value*> operands;
+    for (Value* operand : op.operands) operands.push_back(operand ? lying(operand, kWhole, reader) : nullptr);
+    return build_.before(reader)
+        .like(op)
+        .in(reader->section)
+        .again(op, operands, {{value->name() + ".whole", value->type()}})
+        ->result();
   }
 
   // Whether the value lies so already, for another op.
   bool is_made(const Value* value, const Placement& wanted, bool heads) const {
     const auto found = made_.find(value);
-    return found != made_.end() && found->second.contains(key_of(wanted, heads));
+    if (found == made_.end()) return false;
+    const auto made = found->second.find(key_of(wanted, heads));
+    return made != found->second.end() && made->second;  // not while it is being made
   }
   using Key = std::array<int64_t, 3>;
   static Key key_of(const Placement& placement, bool heads = false) {
@@ -368,6 +423,10 @@ class Partitioner {
     const auto cut = cuts_.find(op.attr<std::string>("param"));
     Placement wanted = cut == cuts_.end() ? kWhole : Placement::shard(cut->second);
     if (wanted == kWhole && placement_of(op.operands[0]) == kSum) wanted = kSum;
+    if (context_ && is_cut(wanted) && placement_of(op.operands[0]) == kSum)
+      throw UserError(concat(verb_of(axis_.name), cut->first, " is read by ops that leave its gradient a sum over ",
+                             axis_.name, "\n  expected products of groups (_grouped_mm) alone to read it, or ",
+                             "ExpertParallelOptions::experts without it"));
     op.operands[0] = lying(op.operands[0], wanted, &op);
     // Where the sequence is cut, data_parallel reduces all gradients over the axis; this one each rank has whole.
     if (context_ && wanted == kWhole) {
@@ -398,6 +457,8 @@ class Partitioner {
     // Over a tensor axis a product of parts that were exchanged would leave a summand of a weight's gradient, which is sent too.
     if (is_cut(wanted) && is_cut(from) && !(context_ && moves_by_exchange(*value, from, wanted)))
       return lying(lying(value, kWhole, reader), wanted, reader, heads);
+    if (wanted == kWhole && is_cut(from) && context_) check_no_expert(*value, reader);
+    if (wanted == kWhole && reader && is_made_again(*value)) return make_again(value, reader);
     if (is_rows(wanted) && from != kWhole) return lying(lying(value, kWhole, reader), wanted, reader);
     if (is_rows(from) && wanted != kSum) return lying(lying(value, kSum, reader), wanted, reader);
     const auto place = (reader ? build_.before(reader) : build_.after(value->producer())).like(*value->producer());
@@ -417,6 +478,19 @@ class Partitioner {
                                {.before = balanced && !by_heads_.contains(value), .after = balanced && !heads});
     if (heads) by_heads_.insert(made);
     return made;
+  }
+
+  // What a rank has of its experts alone is stored so: nothing gathers it.
+  void check_no_expert(const Value& value, const Op* reader) const {
+    const Op* op = value.producer();
+    while (op->operands.size() == 1 &&
+           (ir::has_flag(*op, ir::kReshape) || ir::has_flag(*op, ir::kPermute) || op->is("cast")))
+      op = op->operands[0]->producer();
+    if (!op->has_attr("box")) return;
+    throw UserError(concat(verb_of(axis_.name), reader ? ir::opcode_at(*reader) : "the step", " reads ",
+                           op->attr<std::string>("name"), " of all experts, of which each rank of ", axis_.name,
+                           " has some\n  expected products of groups (_grouped_mm) alone to read it, or ",
+                           "ExpertParallelOptions::experts without it"));
   }
 
   // A rank's rows of what is whole, or a summand of its rows.

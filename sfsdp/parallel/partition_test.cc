@@ -14,7 +14,7 @@
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/plan/verify/layouts.h"
 #include "sfsdp/testing/expect_pass.h"
-#include "sfsdp/testing/interp/interpreter.h"
+#include "sfsdp/testing/same_meaning.h"
 #include "sfsdp/testing/sentences.h"
 
 namespace sfsdp::parallel {
@@ -219,57 +219,7 @@ TEST_CASE("partition: heads are cut out of a width, and joined to one again") {
 
 // ---- the program of all ranks means what the whole one does
 
-using ir::interp::Array;
-
-// A rank's part of what the type says is cut in one dimension.
-Array part_of(const Array& whole, const ir::Type& type, size_t rank) {
-  Array part = whole;
-  part.shape = type.shape();
-  for (size_t i = 0; i < static_cast<size_t>(ir::interp::numel(part.shape)); ++i) {
-    size_t rest = i, at = 0, stride = 1;
-    for (size_t d = type.dims.size(); d-- > 0;) {
-      const auto size = static_cast<size_t>(part.shape[d]);
-      at += (rest % size + (type.dims[d].split.empty() ? 0 : rank * size)) * stride;
-      rest /= size;
-      stride *= static_cast<size_t>(whole.shape[d]);
-    }
-    part.data[i] = whole.data[at];
-  }
-  part.data.resize(static_cast<size_t>(ir::interp::numel(part.shape)));
-  return part;
-}
-
-void expect_close(const Array& got, const Array& expected) {
-  REQUIRE(got.shape == expected.shape);
-  double most = 0, largest = 0;
-  for (size_t i = 0; i < got.data.size(); ++i) {
-    most = std::max(most, std::abs(got.data[i] - expected.data[i]));
-    largest = std::max(largest, std::abs(expected.data[i]));
-  }
-  CHECK(most <= 1e-11 * std::max(largest, 1.0));
-}
-
-void expect_same_meaning(std::string_view text, const ir::Graph& parts, int64_t ranks) {
-  const ir::Graph whole = ir::parse_or_throw(testing::dedent(text));
-  const ir::interp::RunOptions exact = {.rounding = ir::interp::Rounding::None};
-  const auto given = ir::interp::seeded_inputs(whole, 7);
-  const auto expected = ir::interp::run(whole, given, exact).ranks[0];
-  std::vector<ir::interp::Inputs> of_ranks(static_cast<size_t>(ranks));
-  std::map<std::string, const ir::Type*> types;
-  for (const auto& op : parts.ops())
-    if (ir::is_root(*op)) types[op->attr<std::string>("name")] = &op->result()->type();
-  for (size_t rank = 0; rank < of_ranks.size(); ++rank)
-    for (const auto& [name, array] : given[0]) of_ranks[rank].emplace(name, part_of(array, *types.at(name), rank));
-  const auto got = ir::interp::run(parts, of_ranks, exact);
-  for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
-    CAPTURE(rank);
-    for (size_t i = 0; i < expected.outputs.size(); ++i) expect_close(got.ranks[rank].outputs[i], expected.outputs[i]);
-    for (const auto& [name, array] : expected.carried) {
-      CAPTURE(name);
-      expect_close(got.ranks[rank].carried.at(name), part_of(array, *types.at(name), rank));
-    }
-  }
-}
+using testing::expect_same_meaning;
 
 void expect_same_meaning(std::string_view text, const TensorParallel& rules, int64_t ranks) {
   expect_same_meaning(text, cut(text, rules, ranks), ranks);

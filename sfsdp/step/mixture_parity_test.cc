@@ -114,6 +114,12 @@ CompileOptions all_again() {
   return options;
 }
 
+CompileOptions products_kept() {
+  CompileOptions options;
+  options.pipeline.remat.mode = passes::RematMode::Op;
+  return options;
+}
+
 TEST_CASE("DeepSeek-V3 on 1, 2, 3 and 4 ranks trains as eager does over 20 steps") {
   expect_parity_on(like_v3(), {on({{"dp_shard", 1}}), on({{"dp_shard", 2}}), on({{"dp_shard", 3}}, 2),
                                on({{"dp_replicate", 2}, {"dp_shard", 2}}), on({{"dp_replicate", 2}}),
@@ -212,7 +218,20 @@ TEST_CASE("DeepSeek-V3 over ep trains as eager does: each rank has some samples 
   expect_parity_on(args, {on({{"ep", 2}}), on({{"ep", 8}}), on({{"dp_shard", 2}, {"ep", 2}}, 3),
                           on({{"dp_replicate", 2}, {"ep", 4}}, 1, {.zero_stage = 1}),
                           on({{"dp_shard", 2}, {"ep", 4}}, 1, {}, planned()), on({{"ep", 4}}, 2, {}, all_again()),
+                          on({{"dp_shard", 2}, {"ep", 2}}, 1, {}, products_kept()),
                           on({{"dp_shard", 3}, {"ep", 2}}, 1, {.reduce_once = true, .min_shard_numel = 1000})});
+}
+
+// Forward: a gather of the chosen experts, of their weights and of the tokens, and a sum that goes back. Backward: the tokens' gradients,
+// and the sums of what tokens and weights are owed.
+TEST_CASE("a mixture of DeepSeek-V3 over ep gathers tokens once each way, and a dense block sends nothing") {
+  const auto program =
+      compile_program(meta_init([] { return models::DeepSeekV3(like_v3()); }), testing::loss_of, testing::kAdamW,
+                      rows(0, 0, 4), data_parallel(init_device_mesh({{"dp_shard", 2}, {"ep", 2}})), {});
+  const auto variant = program->first();
+  const std::string mixture = "1 bwd all_gather, 2 bwd reduce_scatter, 3 fwd all_gather, 1 fwd reduce_scatter";
+  CHECK(testing::collectives_by_block(variant->graph, "ep") ==
+        std::map<std::string, std::string>{{"", "2 fwd all_reduce"}, {"layers.1", mixture}, {"layers.2", mixture}});
 }
 
 TEST_CASE("DeepSeek-V3 over ep and cp trains as eager does") {

@@ -65,6 +65,10 @@ class Search {
         captures_(capture) {}
 
   void estimate() {
+    if (base_.parallelism.expert_parallel_degree > 1)
+      throw UserError(
+          concat("plan --search with parallelism.expert_parallel_degree = ", base_.parallelism.expert_parallel_degree,
+                 "\n  expected 1: the search varies no experts yet; plan one mesh without --search"));
     if (!estimates_) {  // what a mesh changes of another system's step is not known
       const bool third_alone = request_.get("simulate.system") == "deepspeed3";  // which has no other stage
       for (const Candidate& c : search_space(base_, world_, model_axes_of(base_)))

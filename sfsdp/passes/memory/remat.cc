@@ -146,6 +146,7 @@ class Rewriter {
         choose(blocks[b]);
     }
     for (const Value* value : choose_within_budget(within_budget, options.memory_budget)) again_.insert(value);
+    keep_offsets();
   }
 
   bool run(PassContext& ctx) {
@@ -190,6 +191,12 @@ class Rewriter {
 
   bool is_kept_op(const Op& op) {
     return (ir::is_collective(op) && !op.is("all_gather")) || list_.keeps(op, products_);
+  }
+
+  // By which offsets a rank has its rows: what backward makes of rows that are kept has to be by the same ones.
+  void keep_offsets() {
+    for (const auto& op : graph_.ops())
+      if (op->is("own_rows", "spread_rows", "own_ends")) again_.erase(ir::storage_of(op->operands.back()));
   }
 
   void find_last_reads() {

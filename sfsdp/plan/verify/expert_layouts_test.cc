@@ -18,6 +18,7 @@ const std::string kStep = testing::dedent(R"(
     %order = input name=order : i64[8] own(dp_shard)
     %ends = input name=ends : i32[4] own(dp_shard)
     %a.all = input name=a_all : f32[8, 4] own(dp_shard)
+    %bias = input name=bias : f32[4] own(dp_shard)
     %others = input name=others : i32[4] own(dp_shard)
   fwd:
     %full = all_gather %flat axis=dp_shard dim=0 : f32[48]
@@ -105,6 +106,16 @@ TEST_CASE("verify_layouts: experts of a rank, and what breaks them") {
            "sum 0 is of what is cut in dimension 0, and counts once"},
           {"the norm takes a rank's experts for a part of all", "boxed=[true]", "boxed=[false]",
            "operand 0 is a buffer of parts, and not boxed"},
+          {"the norm takes as many boxes as there are ranks", "boxes=2", "boxes=4", "expected boxes=2"},
+          {"the norm numbers ranks otherwise", "axis=[dp_shard, ep] boxed", "axis=[ep, dp_shard] boxed",
+           "ep innermost of what shares out parameters"},
+          {"rows of all ranks' groups", "own_rows %sorted, %ends axis=ep",
+           "own_rows %sorted, %ends axis=[dp_shard, ep]", "a rank's rows over several axes"},
+          {"rows of other ranges are added up", "%a = aten.silu %h",
+           "%hh = all_reduce %h axis=dp_shard : f32[8, 4] rows0(ep)\n  %a = aten.silu %hh",
+           "all_reduce of what is a rank's rows"},
+          {"a bias beside a rank's groups", "%w1, %own, none : f32[8, 4]", "%w1, %own, %bias : f32[8, 4]",
+           "a rank's groups with a bias"},
           {"a member that nobody cuts", "cuts=[\"0/ep\", \"0/ep\"]", "cuts=[\"0/ep\", \"\"]",
            "%w2 is whole, its type says cut in dimension 0"},
       });

@@ -187,10 +187,9 @@ class LayoutChecker {
       if (const auto* moved = op.find_attr<int64_t>(key); moved && before.kind == Kind::Cut && before.dim == *moved)
         return error(op, concat(key, '=', *moved, " of what is ", to_text(before)), "expected another dimension");
     const auto* dim = op.find_attr<int64_t>("dim");
-    if (before.kind == Kind::Rows)
-      for (const char* key : {"dim", "split", "join"})
-        if (const auto* moved = op.find_attr<int64_t>(key); moved && before.dim == *moved)
-          return error(op, concat(key, '=', *moved, " of what is ", to_text(before)), "expected another dimension");
+    if (before.kind == Kind::Rows)  // there the ranks have others in front
+      return error(op, concat(ir::collective_kind(op), " of what is ", to_text(before)),
+                   "expected spread_rows before it");
     if (before.kind != Kind::Cut || !dim || before.dim != *dim) return set(op, before);
     const bool joins = ir::collective_kind(op) == "all_gather";
     const ir::Dim& cut = (joins ? op.operands[0] : op.result())->type().dims[static_cast<size_t>(*dim)];
@@ -227,6 +226,8 @@ class LayoutChecker {
   // What a rank of this axis has of groups side by side.
   std::string rows(const Op& op) {
     const Value* ends = op.operands.back();
+    if (ir::axes_of(op)->size() != 1)
+      return error(op, "a rank's rows over several axes", concat("expected axis=", axis_));
     if (layout_of(ends).kind != Kind::Whole)
       return error(op, concat("the offsets are ", to_text(layout_of(ends))), "expected what all ranks have");
     if (op.is("own_ends")) return set(op, Layout{Kind::Cut, 0});
@@ -241,6 +242,7 @@ class LayoutChecker {
 
   // A product of the groups that a rank has: by the offsets within its rows, with its matrices or of its rows.
   std::string product_of_own_groups(const Op& op) {
+    if (op.operands.size() > 3 && op.operands[3]) return error(op, "a rank's groups with a bias", "expected none");
     const int by = offsets_of(op.operands[2]->producer()->operands[0]);
     const bool is_stack = op.operands[1]->type().dims.size() == 3;
     const Layout rows = {Kind::Rows, 0, by}, columns = {Kind::Rows, 1, by}, groups = {Kind::Cut, 0};
@@ -277,6 +279,14 @@ class LayoutChecker {
     const auto once = op.attr_or<std::vector<bool>>(is_tensor_axis(axis_) ? "counted_once" : "replicated", {});
     const bool here = over_this_axis(op);
     const auto boxed = op.attr_or<std::vector<bool>>("boxed", std::vector<bool>(op.operands.size()));
+    if (is_expert_axis(axis_) && op.has_attr("boxed")) {
+      const auto axes = ir::axes_of(op).value_or(std::vector<std::string>());
+      const auto outside = std::ranges::find_if(axes, [](const std::string& axis) { return is_tensor_axis(axis); });
+      const int64_t boxes = op.attr_or<int64_t>("boxes", 0), ranks = ir::axis_size(graph_, AxisList{axis_}).value_or(0);
+      if (boxes != ranks || outside == axes.begin() || *std::prev(outside) != axis_)
+        return error(op, concat("boxes=", boxes, " of ", ranks, " ranks"),
+                     concat("expected boxes=", ranks, ", and ", axis_, " innermost of what shares out parameters"));
+    }
     size_t sum = 0, at = 0;
     for (size_t i = 0; i < op.operands.size(); ++i) {
       const Layout& operand = layout_of(op.operands[i]);

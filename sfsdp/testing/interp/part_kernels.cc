@@ -105,6 +105,56 @@ Arrays as_summand(const KernelContext& c) {
   return {c.axis_rank == 0 ? c.in() : Array::zeros(c.in().dtype, c.in().shape)};
 }
 
+// Rows of the first operand's dimension, by the second's indexes.
+Arrays index_select(const KernelContext& c) {
+  Array out = Array::zeros(c.in().dtype, c.op.result()->type().shape());
+  const size_t dim = dim_of(c.op, out.shape.size());
+  const Around to(out.shape, dim), from(c.in().shape, dim);
+  for (size_t o = 0; o < to.outer; ++o)
+    for (size_t j = 0; j < to.size; ++j)
+      for (size_t i = 0; i < to.inner; ++i)
+        out.data[to.at(o, j, i)] = c.in().data[from.at(o, index_in(c, c.in(1).data[j], c.in().shape[dim]), i)];
+  return {out};
+}
+
+Arrays index_add(const KernelContext& c) {
+  Array out = c.in();
+  const size_t dim = dim_of(c.op, out.shape.size());
+  const Around to(out.shape, dim), from(c.in(2).shape, dim);
+  for (size_t o = 0; o < from.outer; ++o)
+    for (size_t j = 0; j < from.size; ++j)
+      for (size_t i = 0; i < from.inner; ++i)
+        out.data[to.at(o, index_in(c, c.in(1).data[j], out.shape[dim]), i)] += c.in(2).data[from.at(o, j, i)];
+  return {out};
+}
+
+Arrays new_zeros(const KernelContext& c) {
+  return {Array::zeros(c.op.result()->type().dtype, c.op.result()->type().shape())};
+}
+
+// Row i of a [m, k] times the matrix of its group, or what the rows of each group add up to; what follows the last group is a number
+// that nobody may read.
+Arrays grouped_mm(const KernelContext& c) {
+  Array out = Array::zeros(c.in().dtype, c.op.result()->type().shape());
+  const auto m = static_cast<size_t>(c.in().shape[0]), k = static_cast<size_t>(c.in().shape[1]);
+  const auto n = static_cast<size_t>(c.in(1).shape.back());
+  const bool is_stack = c.in(1).shape.size() == 3;
+  if (is_stack) std::ranges::fill(out.data, 1e9);
+  size_t row = 0;
+  for (size_t group = 0; group < c.in(2).data.size(); ++group)
+    for (const auto end = static_cast<size_t>(c.in(2).data[group]); row < end; ++row)
+      for (size_t j = 0; j < n; ++j) {
+        if (is_stack) {
+          double& sum = out.data[row * n + j] = 0;
+          for (size_t i = 0; i < k; ++i) sum += c.in().data[row * k + i] * c.in(1).data[(group * k + i) * n + j];
+        } else {
+          for (size_t i = 0; i < m; ++i)
+            out.data[(group * m + i) * n + j] += c.in().data[i * k + row] * c.in(1).data[row * n + j];
+        }
+      }
+  return {out};
+}
+
 // The rows [begin, end) of the groups that a rank has.
 struct OwnRows {
   size_t begin = 0, end = 0, first = 0, groups = 0;
@@ -175,10 +225,14 @@ struct Row {
   Kernel kernel;
 };
 constexpr std::array kKernels = {
+    Row{"aten._grouped_mm", &grouped_mm},
     Row{"aten.bernoulli.p", &bernoulli_p},
     Row{"aten.bmm", &bmm},
     Row{"aten.cat", &cat},
     Row{"aten.empty_like", &empty_like},
+    Row{"aten.index_add", &index_add},
+    Row{"aten.index_select", &index_select},
+    Row{"aten.new_zeros", &new_zeros},
     Row{"aten.slice.Tensor", &slice},
     Row{"aten.slice_backward", &slice_backward},
     Row{"aten.split.Tensor", &split},

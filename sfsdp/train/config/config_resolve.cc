@@ -53,10 +53,9 @@ DeviceMesh make_mesh(const Parallelism& parallelism, int64_t world_size) {
   if (shard % expert != 0) {
     int64_t nearest = std::min(expert, shard);
     while (shard % nearest != 0) --nearest;
-    throw UserError(concat("parallelism.expert_parallel_degree = ", expert, ", and ", shard,
-                           " ranks share out parameters\n  expected a divisor of them; try "
-                           "--parallelism.expert_parallel_degree ",
-                           nearest));
+    throw UserError(concat("parallelism.expert_parallel_degree = ", expert,
+                           " with parallelism.data_parallel_shard_degree = ", shard,
+                           "\n  expected a divisor of it; try --parallelism.expert_parallel_degree ", nearest));
   }
   axes.push_back({"dp_shard", shard / expert});
   data_axes.push_back("dp_shard");

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/parallel/expert_cuts.h"
+
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "sfsdp/base/error.h"
+#include "sfsdp/ir/parser.h"
+#include "sfsdp/ir/printer.h"
+#include "sfsdp/ir/verifier.h"
+#include "sfsdp/parallel/expert_parallel.h"
+#include "sfsdp/parallel/partition.h"
+#include "sfsdp/plan/verify/layouts.h"
+#include "sfsdp/testing/expect_pass.h"
+#include "sfsdp/testing/same_meaning.h"
+
+namespace sfsdp::parallel {
+namespace {
+
+// Rows in the order of the experts, of which the second has none and ENDS says where each ends; what they give is added to the tokens.
+const std::string kForward = R"(
+  graph mesh [] view global
+    %w1 = param name=moe.experts.w1 : f32[4, 3, 5] at moe.experts.w1
+    %w2 = param name=moe.experts.w2 : f32[4, 5, 3] at moe.experts.w2
+    %x = input name=x : f32[8, 3]
+    %order = input name=order : i64[8]
+  fwd:
+    ENDS
+    %t = aten._log_softmax %x dim=1 half_to_float=false : f32[8, 3]
+    %rows = aten.index_select %t, %order dim=0 : f32[8, 3] at moe
+    %h = aten._grouped_mm %rows, %w1, %ends, none : f32[8, 5] at moe.experts
+    %a = aten.silu %h : f32[8, 5] at moe.experts
+    %y = aten._grouped_mm %a, %w2, %ends, none : f32[8, 3] at moe.experts
+    %back = aten.index_select %y, %order dim=0 : f32[8, 3] at moe
+    %out = aten.add.Tensor %t, %back : f32[8, 3]
+  loss:
+    %squares = aten.mul.Tensor %out, %out : f32[8, 3]
+    %loss = aten.sum %squares : f32[]
+)";
+const std::string kBackward = R"(
+  bwd:
+    %zeros = aten.new_zeros %y size=[8, 3] : f32[8, 3] at moe
+    %dy = aten.index_add %zeros, %order, %out dim=0 : f32[8, 3] at moe
+    %at = aten.t %a : f32[5, 8]{1, 5} at moe.experts
+    %dw2 = aten._grouped_mm %at, %dy, %ends, none : f32[4, 5, 3] at moe.experts
+    %w2t = aten.transpose.int %w2 dim0=1 dim1=2 : f32[4, 3, 5]{15, 1, 3} at moe.experts
+    %da = aten._grouped_mm %dy, %w2t, %ends, none : f32[8, 5] at moe.experts
+    %dh = aten.mul.Tensor %da, %a : f32[8, 5] at moe.experts
+    %rt = aten.t %rows : f32[3, 8]{1, 3} at moe.experts
+    %dw1 = aten._grouped_mm %rt, %dh, %ends, none : f32[4, 3, 5] at moe.experts
+    %w1t = aten.transpose.int %w1 dim0=1 dim1=2 : f32[4, 5, 3]{15, 1, 5} at moe.experts
+    %dr = aten._grouped_mm %dh, %w1t, %ends, none : f32[8, 3] at moe.experts
+    %zx = aten.new_zeros %t size=[8, 3] : f32[8, 3] at moe
+    %dx0 = aten.index_add %zx, %order, %dr dim=0 : f32[8, 3] at moe
+    %dx = aten.add.Tensor %out, %dx0 : f32[8, 3]
+    %w1.grad = gradient %dw1 param=moe.experts.w1 : f32[4, 3, 5]
+    %w2.grad = gradient %dw2 param=moe.experts.w2 : f32[4, 5, 3]
+    return %loss, %dx
+    carry %w1 = %w1.grad
+    carry %w2 = %w2.grad
+)";
+
+std::string with_ends(std::string text, const std::string& ends) { return text.replace(text.find("ENDS"), 4, ends); }
+std::string ends_at(int a, int b, int c, int d) {
+  std::string text;
+  for (const int end : {a, b, c, d})
+    text += "%e" + std::to_string(text.size()) + " = full value=" + std::to_string(end) + " : i32[1]\n    ";
+  std::string names;
+  for (size_t at = text.find('%'); at != std::string::npos; at = text.find('%', at + 1))
+    names += (names.empty() ? "" : ", ") + text.substr(at, text.find(' ', at) - at);
+  return text + "%ends = aten.cat [" + names + "] dim=0 : i32[4]";
+}
+
+ir::Graph cut(const std::string& text, int64_t ranks) {
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
+  graph.mesh = {{"ep", ranks}};
+  graph.view = ir::Graph::View::Local;
+  const ContextParallelOptions batch = {.load_balance = false};
+  partition(graph, {"ep", ranks}, find_experts(graph, {}, ranks), {}, &batch);
+  for (const ir::Diagnostic& wrong : ir::verify(graph)) FAIL_CHECK(wrong.message, "\n", wrong.detail);
+  CHECK(plan::verify_layouts(graph) == "");
+  return graph;
+}
+
+TEST_CASE(
+    "partition over ep: tokens are gathered, a rank's experts compute their rows, a sum goes back to the tokens") {
+  CHECK(ir::print(cut(with_ends(kForward, "%ends = full value=8 : i32[4]") + "    return %loss\n", 2)) ==
+        testing::dedent(R"(
+    graph mesh [ep=2] view local
+      %w1 = param box=ep name=moe.experts.w1 : f32[2/ep, 3, 5] at moe.experts.w1
+      %w2 = param box=ep name=moe.experts.w2 : f32[2/ep, 5, 3] at moe.experts.w2
+      %x = input name=x : f32[8, 3]
+      %order = input name=order : i64[8]
+    fwd:
+      %x.part = own_part %x axis=ep dim=0 : f32[4/ep, 3]
+      %order.part = own_part %order axis=ep dim=0 : i64[4/ep]
+      %ends = full value=8 : i32[4]
+      %ends.own = own_ends %ends axis=ep : i32[2/ep] at moe.experts
+      %t = aten._log_softmax %x.part dim=1 half_to_float=false : f32[4/ep, 3]
+      %t.whole = all_gather %t axis=ep dim=0 : f32[8, 3]
+      %rows = aten.index_select %t.whole, %order dim=0 : f32[8, 3] at moe
+      %rows.own = own_rows %rows, %ends axis=ep dim=0 : f32[8, 3] rows0(ep) at moe
+      %h = aten._grouped_mm %rows.own, %w1, %ends.own, none : f32[8, 5] rows0(ep) at moe.experts
+      %a = aten.silu %h : f32[8, 5] rows0(ep) at moe.experts
+      %y = aten._grouped_mm %a, %w2, %ends.own, none : f32[8, 3] rows0(ep) at moe.experts
+      %y.spread = spread_rows %y, %ends axis=ep dim=0 : f32[8, 3] sum(ep) at moe.experts
+      %back = aten.index_select %y.spread, %order dim=0 : f32[8, 3] sum(ep) at moe
+      %back.part = reduce_scatter %back axis=ep dim=0 : f32[4/ep, 3] at moe
+      %out = aten.add.Tensor %t, %back.part : f32[4/ep, 3]
+    loss:
+      %squares = aten.mul.Tensor %out, %out : f32[4/ep, 3]
+      %loss = aten.sum %squares : f32[] sum(ep)
+      %loss.sum = all_reduce %loss axis=ep : f32[]
+      return %loss.sum
+  )"));
+}
+
+TEST_CASE("partition over ep: on 2 and 4 ranks a mixture means the same as on one, whoever has the rows") {
+  for (const int64_t ranks : {2, 4})
+    for (const std::string& ends :
+         {ends_at(3, 3, 5, 8), ends_at(8, 8, 8, 8), ends_at(0, 0, 0, 8), ends_at(2, 4, 6, 8)}) {
+      CAPTURE(ranks);
+      CAPTURE(ends);
+      const std::string text = with_ends(kForward, ends) + kBackward.substr(1);
+      testing::expect_same_meaning(text, cut(text, ranks), ranks);
+    }
+}
+
+TEST_CASE(
+    "partition over ep: experts that the ranks do not divide, and models without any, are refused with the cure") {
+  const std::string text = with_ends(kForward, "%ends = full value=8 : i32[4]") + "    return %loss\n";
+  CHECK_THROWS_WITH_AS(cut(text, 3), doctest::Contains("w1 has 4 experts, over ep = 3"), UserError);
+  CHECK_THROWS_WITH_AS(cut(text, 3), doctest::Contains("the nearest below is ep = 2"), UserError);
+  const ir::Graph none =
+      ir::parse_or_throw("graph mesh [] view global\n  %x = input name=x : f32[8, 3]\n  return %x\n");
+  CHECK_THROWS_WITH_AS(find_experts(none, {}, 2), doctest::Contains("such as *.experts, or ep = 1"), UserError);
+}
+
+}  // namespace
+}  // namespace sfsdp::parallel

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Whether a graph that an axis has cut means on its ranks what the whole one does, in the interpreter, in float64.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/parser.h"
+#include "sfsdp/testing/expect_pass.h"
+#include "sfsdp/testing/interp/interpreter.h"
+
+namespace sfsdp::testing {
+
+using ir::interp::Array;
+
+// A rank's part of what the type says is cut in one dimension.
+inline Array part_of(const Array& whole, const ir::Type& type, size_t rank) {
+  Array part = whole;
+  part.shape = type.shape();
+  for (size_t i = 0; i < static_cast<size_t>(ir::interp::numel(part.shape)); ++i) {
+    size_t rest = i, at = 0, stride = 1;
+    for (size_t d = type.dims.size(); d-- > 0;) {
+      const auto size = static_cast<size_t>(part.shape[d]);
+      at += (rest % size + (type.dims[d].split.empty() ? 0 : rank * size)) * stride;
+      rest /= size;
+      stride *= static_cast<size_t>(whole.shape[d]);
+    }
+    part.data[i] = whole.data[at];
+  }
+  part.data.resize(static_cast<size_t>(ir::interp::numel(part.shape)));
+  return part;
+}
+
+inline void expect_close(const Array& got, const Array& expected) {
+  REQUIRE(got.shape == expected.shape);
+  double most = 0, largest = 0;
+  for (size_t i = 0; i < got.data.size(); ++i) {
+    most = std::max(most, std::abs(got.data[i] - expected.data[i]));
+    largest = std::max(largest, std::abs(expected.data[i]));
+  }
+  CHECK(most <= 1e-11 * std::max(largest, 1.0));
+}
+
+inline void expect_same_meaning(std::string_view text, const ir::Graph& parts, int64_t ranks) {
+  const ir::Graph whole = ir::parse_or_throw(dedent(text));
+  const ir::interp::RunOptions exact = {.rounding = ir::interp::Rounding::None};
+  const auto given = ir::interp::seeded_inputs(whole, 7);
+  const auto expected = ir::interp::run(whole, given, exact).ranks[0];
+  std::vector<ir::interp::Inputs> of_ranks(static_cast<size_t>(ranks));
+  std::map<std::string, const ir::Type*> types;
+  for (const auto& op : parts.ops())
+    if (ir::is_root(*op)) types[op->attr<std::string>("name")] = &op->result()->type();
+  for (size_t rank = 0; rank < of_ranks.size(); ++rank)
+    for (const auto& [name, array] : given[0]) of_ranks[rank].emplace(name, part_of(array, *types.at(name), rank));
+  const auto got = ir::interp::run(parts, of_ranks, exact);
+  for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    CAPTURE(rank);
+    for (size_t i = 0; i < expected.outputs.size(); ++i) expect_close(got.ranks[rank].outputs[i], expected.outputs[i]);
+    for (const auto& [name, array] : expected.carried) {
+      CAPTURE(name);
+      expect_close(got.ranks[rank].carried.at(name), part_of(array, *types.at(name), rank));
+    }
+  }
+}
+
+}  // namespace sfsdp::testing
