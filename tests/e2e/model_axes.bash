@@ -33,5 +33,5 @@ fault() { # $1: signal
   if wait "$launcher"; then echo "a run without rank 1 ended well"; exit 1; fi
   kill -KILL "$rank1" 2>/dev/null || true
   grep -Eq "rank 1" "$dir/fault$1.log" || { cat "$dir/fault$1.log"; exit 1; }
-  grep -Eq "(all_gather|reduce_scatter|all_reduce) %|ended by SIGKILL" "$dir/fault$1.log" || { cat "$dir/fault$1.log"; exit 1; }
+  grep -Eq "(all_gather|reduce_scatter|all_reduce) .+ over [a-z_]+, sequence|ended by SIGKILL" "$dir/fault$1.log" || { cat "$dir/fault$1.log"; exit 1; }
 }
