@@ -137,5 +137,12 @@ TEST_CASE(
   CHECK_THROWS_WITH_AS(find_experts(none, {}, 2), doctest::Contains("such as *.experts, or ep = 1"), UserError);
 }
 
+TEST_CASE("partition over ep: an op that reads the weights of all experts is refused by name, with the cure") {
+  const std::string text = with_ends(kForward, "%ends = full value=8 : i32[4]") +
+                           "    %all = aten.index_select %w1, %order dim=0 : f32[8, 3, 5]\n    return %loss, %all\n";
+  CHECK_THROWS_WITH_AS(cut(text, 2), doctest::Contains("reads moe.experts.w1 of all experts"), UserError);
+  CHECK_THROWS_WITH_AS(cut(text, 2), doctest::Contains("expected products of groups"), UserError);
+}
+
 }  // namespace
 }  // namespace sfsdp::parallel
