@@ -35,25 +35,21 @@ OwnGroups own_groups(const KernelContext& c, const at::Tensor& ends, int64_t row
   return {all.subspan(first, count), first == 0 ? 0 : all[first - 1]};
 }
 
+// From their place to the front, or back.
+std::vector<at::Tensor> move_rows(const KernelContext& c, bool to_front) {
+  const auto dim = c.op.attr<int64_t>("dim");
+  const at::Tensor &rows = c.operands[0], ends = c.operands[1].contiguous();
+  const OwnGroups own = own_groups(c, ends, rows.size(dim));
+  at::Tensor out = at::zeros(rows.sizes(), rows.options());
+  const int64_t from = to_front ? own.begin : 0, to = own.begin - from;
+  out.narrow(dim, to, own.rows()).copy_(rows.narrow(dim, from, own.rows()));
+  return {out};
+}
+
 }  // namespace
 
-std::vector<at::Tensor> own_rows(const KernelContext& c) {
-  const auto dim = c.op.attr<int64_t>("dim");
-  const at::Tensor &rows = c.operands[0], ends = c.operands[1].contiguous();
-  const OwnGroups own = own_groups(c, ends, rows.size(dim));
-  at::Tensor out = at::zeros(rows.sizes(), rows.options());
-  out.narrow(dim, 0, own.rows()).copy_(rows.narrow(dim, own.begin, own.rows()));
-  return {out};
-}
-
-std::vector<at::Tensor> spread_rows(const KernelContext& c) {
-  const auto dim = c.op.attr<int64_t>("dim");
-  const at::Tensor &rows = c.operands[0], ends = c.operands[1].contiguous();
-  const OwnGroups own = own_groups(c, ends, rows.size(dim));
-  at::Tensor out = at::zeros(rows.sizes(), rows.options());
-  out.narrow(dim, own.begin, own.rows()).copy_(rows.narrow(dim, 0, own.rows()));
-  return {out};
-}
+std::vector<at::Tensor> own_rows(const KernelContext& c) { return move_rows(c, true); }
+std::vector<at::Tensor> spread_rows(const KernelContext& c) { return move_rows(c, false); }
 
 std::vector<at::Tensor> own_ends(const KernelContext& c) {
   const at::Tensor ends = c.operands[0].contiguous();

@@ -361,11 +361,9 @@ class Partitioner {
         ir::has_flag(op, ir::kByCoordinate) || op.has_attr("axis") || op.is("reorder"))
       return kImpossible;
     double cost = 0;
-    for (size_t k = 0; k < op.operands.size(); ++k) {
-      const Value* operand = op.operands[k];
-      if (!operand || std::find(op.operands.begin(), op.operands.begin() + static_cast<std::ptrdiff_t>(k), operand) !=
-                          op.operands.begin() + static_cast<std::ptrdiff_t>(k))
-        continue;
+    std::unordered_set<const Value*> seen;
+    for (const Value* operand : op.operands) {
+      if (!operand || !seen.insert(operand).second) continue;
       // What is gathered lies in memory without gaps, which views of it would see.
       if (!operand->type().strides.empty() && placement_of(operand) != kWhole && !is_whole_alike(*operand) &&
           !is_made_again(*operand, depth + 1))

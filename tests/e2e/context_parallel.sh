@@ -19,25 +19,8 @@ run 2 reference "${axis[@]}" --training.local_batch_size 4 --exec.executor refer
 run 4 fsdp "${axis[@]}" --training.local_batch_size 2
 run 4 tensor "${axis[@]}" --training.local_batch_size 4 --parallelism.tensor_parallel_degree 2
 run 4 micro_batches "${axis[@]}" --training.local_batch_size 1 --training.global_batch_size 4
-# Two steps by two ranks of cp, which one process goes on from, and two of data parallelism from its checkpoint.
-saved=(--lr_scheduler.total_steps 4 --checkpoint.enable --checkpoint.interval 1 --checkpoint.no_last_save_model_only)
-run 2 moved "${axis[@]}" --training.local_batch_size 4 "${saved[@]}" --training.steps 2
-$sfsdp "${common[@]}" --training.local_batch_size 4 --job.dump_folder "$dir/moved" "${saved[@]}" --training.steps 3
-run 2 moved --training.local_batch_size 2 "${saved[@]}"
-python3 - "$dir" <<'PY'
-import json, sys
-def rows(name):
-    return [json.loads(line) for line in open(f"{sys.argv[1]}/{name}/metrics.jsonl")]
-one = rows("one")
-assert len(one) == 4
-for name in ("cp", "sockets", "ranges", "heads", "reference", "fsdp", "tensor", "micro_batches", "moved"):
-    for a, b in zip(one, rows(name), strict=True):
-        assert a["lr"] == b["lr"] and a["tokens"] == b["tokens"], (name, a, b)
-        assert abs(a["loss"] - b["loss"]) <= 1e-6 * a["loss"], (name, a, b)
-        assert abs(a["grad_norm"] - b["grad_norm"]) <= 5e-6 * a["grad_norm"], (name, a, b)
-for a, b in zip(rows("cp"), rows("sockets"), strict=True):  # sums are in the order of the ranks, whatever carries them
-    assert a["loss"] == b["loss"] and a["grad_norm"] == b["grad_norm"], (a, b)
-PY
+move_between_meshes 4
+expect_losses_of_one cp sockets ranges heads reference fsdp tensor micro_batches moved
 
 # What a plan says: parameters are sharded over cp too, and attention is that of a part of the queries.
 inspect() { $sfsdp inspect --config configs/llama3_debug.toml --training.seq_len 32 --model.args.n_layers 2 "$@"; }

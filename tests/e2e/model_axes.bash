@@ -8,6 +8,32 @@ run() { # $1: ranks, $2: name, then flags
   $sfsdp launch -n "$ranks" --log-rank 0 -- "${common[@]}" --training.steps 4 --job.dump_folder "$dir/$name" "$@" # the last flag of a name holds
 }
 
+# Two steps by two ranks of the axis, which one process goes on from, and two of data parallelism from its checkpoint: run "moved".
+move_between_meshes() { # $1: local_batch_size of the first
+  local saved=(--lr_scheduler.total_steps 4 --checkpoint.enable --checkpoint.interval 1 --checkpoint.no_last_save_model_only)
+  run 2 moved "${axis[@]}" --training.local_batch_size "$1" "${saved[@]}" --training.steps 2
+  $sfsdp "${common[@]}" --training.local_batch_size 4 --job.dump_folder "$dir/moved" "${saved[@]}" --training.steps 3
+  run 2 moved --training.local_batch_size 2 "${saved[@]}"
+}
+
+# These runs have the losses and norms of the run "one"; the first two, over shared memory and over sockets, each other's bits.
+expect_losses_of_one() { # names
+  python3 - "$dir" "$@" <<'PY'
+import json, sys
+def rows(name):
+    return [json.loads(line) for line in open(f"{sys.argv[1]}/{name}/metrics.jsonl")]
+one = rows("one")
+assert len(one) == 4
+for name in sys.argv[2:]:
+    for a, b in zip(one, rows(name), strict=True):
+        assert a["lr"] == b["lr"] and a["tokens"] == b["tokens"], (name, a, b)
+        assert abs(a["loss"] - b["loss"]) <= 1e-6 * a["loss"], (name, a, b)
+        assert abs(a["grad_norm"] - b["grad_norm"]) <= 5e-6 * a["grad_norm"], (name, a, b)
+for a, b in zip(rows(sys.argv[2]), rows(sys.argv[3]), strict=True):  # sums are in the order of the ranks, whatever carries them
+    assert a["loss"] == b["loss"] and a["grad_norm"] == b["grad_norm"], (a, b)
+PY
+}
+
 # A run of two that is refused with this text.
 expect() { # $1: in the message, then flags
   local what=$1 out

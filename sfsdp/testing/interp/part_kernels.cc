@@ -169,29 +169,22 @@ OwnRows own_rows_of(const KernelContext& c, const Array& ends, size_t rows) {
   return own;
 }
 
-Arrays own_rows(const KernelContext& c) {
+// From their place to the front, or back.
+Arrays move_rows(const KernelContext& c, bool to_front) {
   const size_t dim = dim_of(c.op, c.in().shape.size());
   const OwnRows own = own_rows_of(c, c.in(1), static_cast<size_t>(c.in().shape[dim]));
   Array out = Array::zeros(c.in().dtype, c.in().shape);
   const Around around(out.shape, dim);
   for (size_t o = 0; o < around.outer; ++o)
     for (size_t j = own.begin; j < own.end; ++j)
-      for (size_t i = 0; i < around.inner; ++i)
-        out.data[around.at(o, j - own.begin, i)] = c.in().data[around.at(o, j, i)];
+      for (size_t i = 0; i < around.inner; ++i) {
+        const size_t place = around.at(o, j, i), front = around.at(o, j - own.begin, i);
+        out.data[to_front ? front : place] = c.in().data[to_front ? place : front];
+      }
   return {out};
 }
-
-Arrays spread_rows(const KernelContext& c) {
-  const size_t dim = dim_of(c.op, c.in().shape.size());
-  const OwnRows own = own_rows_of(c, c.in(1), static_cast<size_t>(c.in().shape[dim]));
-  Array out = Array::zeros(c.in().dtype, c.in().shape);
-  const Around around(out.shape, dim);
-  for (size_t o = 0; o < around.outer; ++o)
-    for (size_t j = own.begin; j < own.end; ++j)
-      for (size_t i = 0; i < around.inner; ++i)
-        out.data[around.at(o, j, i)] = c.in().data[around.at(o, j - own.begin, i)];
-  return {out};
-}
+Arrays own_rows(const KernelContext& c) { return move_rows(c, true); }
+Arrays spread_rows(const KernelContext& c) { return move_rows(c, false); }
 
 Arrays own_ends(const KernelContext& c) {
   Array out = Array::zeros(c.in().dtype, c.op.result()->type().shape());
