@@ -11,7 +11,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/canonical/decompose.h"
-#include "sfsdp/parallel/partition.h"
+#include "sfsdp/parallel/model_parallel.h"
 #include "sfsdp/plan/verify/state_addresses.h"
 #include "sfsdp/plan/verify/verify_plan.h"
 #include "sfsdp/tune/remat_share.h"
@@ -42,6 +42,7 @@ passes::PipelineOptions pipeline_of(const Strategy& strategy, passes::PipelineOp
   options.join_products |= target.joins_products && options.fuse.scope == passes::FuseScope::All;
   options.join_products &= strategy.model_axes().empty();
   options.gather_once = zero.parameters != zero.state;
+  options.cover_exchanges = strategy.axis_size("ep") > 1;
   return options;
 }
 

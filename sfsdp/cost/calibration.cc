@@ -78,7 +78,7 @@ std::vector<CollectiveSize> collectives_of_step(const ir::Graph& graph, int64_t 
   std::set<CollectiveSize> wanted;
   for (const auto& op : graph.ops()) {
     if (!ir::is_collective(*op)) continue;
-    const int64_t bytes = std::max(op->result()->type().bytes(), op->operands[0]->type().bytes());
+    const int64_t bytes = ir::collective_bytes(*op);
     if (bytes <= max_bytes) wanted.emplace(std::string(ir::collective_kind(*op)), bytes);
   }
   return {wanted.begin(), wanted.end()};

@@ -99,7 +99,7 @@ CollectiveCost collective_cost(std::string_view kind, double bytes, GroupShape g
   }
   if (kind == "broadcast") return route_cost({n - k, k - 1, 1, 1}, bytes, l, bandwidth, machine);  // all of it
   // Straight to each of the others: what goes to ranks of other nodes leaves by the sender's own link.
-  if (kind == "all_to_all")
+  if (kind == "all_to_all" || kind == "all_to_all_v")
     return route_cost(
         {l.in_node > 1 ? 1.0 : 0.0, k > 1 ? 1.0 : 0.0, (l.in_node - 1) / n, l.in_node * (n - l.in_node) / n}, bytes, l,
         bandwidth, machine);

@@ -10,6 +10,23 @@
 #include "sfsdp/ir/graph.h"
 
 namespace sfsdp::exec {
+
+std::vector<int64_t> row_bounds(const ir::Op& op, const at::Tensor& ends, int64_t rows, int64_t ranks) {
+  const std::span<const int32_t> all(ends.const_data_ptr<int32_t>(), static_cast<size_t>(ends.numel()));
+  const size_t groups = all.size() / static_cast<size_t>(ranks);
+  std::vector<int64_t> bounds = {0};
+  int32_t before = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i] < before || (rows >= 0 && all[i] > rows))
+      throw UserError(concat(ir::opcode_at(op), ": group ", i, " ends at row ", all[i], ", the one before it at ",
+                             before, rows >= 0 ? concat(", of ", rows, " rows") : std::string(),
+                             "\n  expected groups of rows side by side, as a cumulative sum of their sizes says"));
+    before = all[i];
+    if ((i + 1) % groups == 0) bounds.push_back(before);
+  }
+  return bounds;
+}
+
 namespace {
 
 struct OwnGroups {
@@ -20,19 +37,11 @@ struct OwnGroups {
 
 // rows: how many there are; -1: not known here
 OwnGroups own_groups(const KernelContext& c, const at::Tensor& ends, int64_t rows) {
+  const int64_t ranks = c.group ? c.group->group->size() : 1, rank = c.group ? c.group->group->rank() : 0;
+  const std::vector<int64_t> bounds = row_bounds(c.op, ends, rows, ranks);
   const std::span<const int32_t> all(ends.const_data_ptr<int32_t>(), static_cast<size_t>(ends.numel()));
-  int32_t before = 0;
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (all[i] < before || (rows >= 0 && all[i] > rows))
-      throw UserError(concat(ir::opcode_at(c.op), ": group ", i, " ends at row ", all[i], ", the one before it at ",
-                             before, rows >= 0 ? concat(", of ", rows, " rows") : std::string(),
-                             "\n  expected groups of rows side by side, as a cumulative sum of their sizes says"));
-    before = all[i];
-  }
-  if (!c.group) return {all, 0};
-  const size_t count = all.size() / static_cast<size_t>(c.group->group->size()),
-               first = count * static_cast<size_t>(c.group->group->rank());
-  return {all.subspan(first, count), first == 0 ? 0 : all[first - 1]};
+  const size_t count = all.size() / static_cast<size_t>(ranks);
+  return {all.subspan(count * static_cast<size_t>(rank), count), bounds[static_cast<size_t>(rank)]};
 }
 
 // From their place to the front, or back.

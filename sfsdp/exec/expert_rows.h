@@ -10,6 +10,12 @@
 
 namespace sfsdp::exec {
 
+// Where the rows of each rank begin, of groups that ends say and of which the ranks have equal shares, in their order; last where the last
+// one's end.
+//   ends: contiguous
+//   rows: how many there are; -1: not known here
+std::vector<int64_t> row_bounds(const ir::Op& op, const at::Tensor& ends, int64_t rows, int64_t ranks);
+
 //   throws: UserError where the offsets in memory are no ends of groups that lie side by side within the rows
 std::vector<at::Tensor> own_rows(const KernelContext& c);
 std::vector<at::Tensor> spread_rows(const KernelContext& c);

@@ -14,6 +14,7 @@
 #include "sfsdp/capture/tensor_type.h"
 #include "sfsdp/exec/expert_rows.h"
 #include "sfsdp/exec/pack_into.h"
+#include "sfsdp/exec/row_exchange.h"
 #include "sfsdp/exec/sequence.h"
 #include "sfsdp/exec/vocabulary.h"
 #include "sfsdp/ir/opset.h"
@@ -38,7 +39,9 @@ at::Tensor empty_result(const KernelContext& c, int index = 0) {
 Tensors collective(const KernelContext& c) {
   if (!c.group) return {c.operands[0]};
   at::Tensor out = empty_result(c);
-  collective_into(c.op, *c.group, c.operands[0].resolve_conj().resolve_neg().contiguous(), out);
+  Tensors in(c.operands.begin(), c.operands.end());
+  in[0] = in[0].resolve_conj().resolve_neg().contiguous();
+  collective_into(c.op, *c.group, in, out);
   return {out};
 }
 
@@ -286,6 +289,7 @@ constexpr Row kKernels[] = {
     {"reduce_scatter", &collective},
     {"all_reduce", &collective},
     {"all_to_all", &collective},
+    {"all_to_all_v", &collective},
     {"cast", &cast},
     {"pad", &pad},
     {"narrow", &narrow},
@@ -313,6 +317,7 @@ constexpr Row kKernels[] = {
     {"reduce_scatter.start", &collective},
     {"all_reduce.start", &collective},
     {"all_to_all.start", &collective},
+    {"all_to_all_v.start", &collective},
     {"wait", &identity},
     {"grad_norm", &grad_norm},
     {"clip_coefficient", &clip_coefficient},
@@ -366,7 +371,10 @@ void exchange(const ir::Op& op, const GroupCall& group, const at::Tensor& in, co
 
 }  // namespace
 
-void collective_into(const ir::Op& op, const GroupCall& group, const at::Tensor& in, const at::Tensor& out) {
+void collective_into(const ir::Op& op, const GroupCall& group, std::span<const at::Tensor> operands,
+                     const at::Tensor& out) {
+  if (ir::collective_kind(op) == "all_to_all_v") return exchange_rows(op, *group.group, operands, out);
+  const at::Tensor& in = operands[0];
   SFSDP_CHECK(group.call, "no kernel for ", op.opcode);
   if (group.call->kind() == comm::CallKind::AllToAll) return exchange(op, group, in, out);
   const bool in_place = group.call->kind() == comm::CallKind::AllReduce;

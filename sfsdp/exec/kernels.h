@@ -22,7 +22,7 @@ struct GroupCall {
   GroupCall(const ir::Op& op, std::shared_ptr<comm::Communicator> ranks);
 
   std::shared_ptr<comm::Communicator> group;
-  std::optional<comm::Call> call;
+  std::optional<comm::Call> call;  // none of an all_to_all_v, whose bytes memory says
 };
 
 // What a kernel may see of its surroundings.
@@ -38,7 +38,8 @@ using Kernel = std::vector<at::Tensor> (*)(const KernelContext&);
 // nullptr for an opcode that has none here (inputs, accumulate and aten ops are the executor's).
 Kernel find_kernel(std::string_view opcode);
 
-// A collective of more than one rank from `in` to `out`, contiguous both; those of an all_reduce may be one.
-void collective_into(const ir::Op& op, const GroupCall& group, const at::Tensor& in, const at::Tensor& out);
+// A collective of more than one rank from the first operand to `out`, contiguous both; those of an all_reduce may be one.
+void collective_into(const ir::Op& op, const GroupCall& group, std::span<const at::Tensor> operands,
+                     const at::Tensor& out);
 
 }  // namespace sfsdp::exec

@@ -18,9 +18,10 @@ namespace {
   OpRow{name, min_operands, max_operands, results, flags, CostClass::cost, Alias::alias, rule},
 #define SFSDP_UPDATE(name, moments, operands, results, flags, rule, access) \
   OpRow{name, operands, operands, results, flags, CostClass::Alone, Alias::Fresh, rule, moments},
-#define SFSDP_COLLECTIVE(name, rule)                                                       \
-  OpRow{name, 1, 1, 1, kPure | kCollective, CostClass::Communication, Alias::Fresh, rule}, \
-      OpRow{name ".start", 1, 1, 1, kPure | kCollective | kStart, CostClass::Communication, Alias::Fresh, rule},
+#define SFSDP_COLLECTIVE(name, operands, rule)                                                            \
+  OpRow{name, operands, operands, 1, kPure | kCollective, CostClass::Communication, Alias::Fresh, rule},  \
+      OpRow{name ".start", operands, operands, 1, kPure | kCollective | kStart, CostClass::Communication, \
+            Alias::Fresh,  rule},
 constexpr OpRow kOwnRows[] = {
 #include "sfsdp/ir/opset.def"
 };
@@ -238,11 +239,27 @@ ReduceOp reduce_op(const Op& op) {
   return op.has_attr("op") ? parse_reduce_op(op.attr<std::string>("op")).value_or(ReduceOp::Sum) : ReduceOp::Sum;
 }
 
+bool sends_to_rows(const Op& op) {
+  const auto* to = op.find_attr<std::string>("to");
+  return to && *to == "rows";
+}
+
+int64_t collective_bytes(const Op& op) {
+  const Type &in = op.operands[0]->type(), &out = op.result()->type();
+  if (collective_kind(op) != "all_to_all_v") return std::max(in.bytes(), out.bytes());
+  const bool to_rows = sends_to_rows(op), adds = op.has_attr("adds");
+  const Type& part = to_rows ? in : out;
+  const int64_t indexes = op.operands[1]->type().numel(), size = part.dims[0].size;
+  if (adds == to_rows || size == 0) return part.bytes();  // a row of the part for each index
+  const int64_t ranks = std::max<int64_t>(op.attr<int64_t>("rows") / size, 1);
+  return part.bytes() / size * (indexes / ranks);
+}
+
 std::string call_text(const Op& op) {
   Type sent = op.operands[0]->type();
   sent.placements.clear();
   std::string text = concat(collective_kind(op), " of ", sent);
-  for (const char* key : {"op", "root", "dim", "split", "join"})
+  for (const char* key : {"op", "root", "dim", "split", "join", "rows", "to", "adds"})
     if (op.has_attr(key)) text += concat(" ", key, "=", op.attrs.at(key));
   return text;
 }

@@ -75,6 +75,10 @@ bool is_repeated(const Op& op);
 std::string_view collective_kind(const Op& op);
 // How a collective reduces; Sum where op= says nothing else.
 ReduceOp reduce_op(const Op& op);
+// The larger of what a rank gives and gets; of rows that memory shares out (all_to_all_v) what it has of them if all have as many.
+int64_t collective_bytes(const Op& op);
+// Whether what a rank gets of an all_to_all_v are its groups' rows, rather than its part.
+bool sends_to_rows(const Op& op);
 // What the ranks of a collective must agree on: "reduce_scatter of f32[8] op=max dim=0".
 std::string call_text(const Op& op);
 // The operand whose memory the results share, as a view does; -1: the results are memory of their own.

@@ -24,4 +24,25 @@ void rule_own_rows(RuleContext& context) {
 
 void rule_own_ends(RuleContext& context) { context.expect_result({groups_of(context, context.operand())}); }
 
+void rule_all_to_all_v(RuleContext& context) {
+  const int64_t ranks = context.ranks(), rows = context.integer("rows");
+  groups_of(context, context.operand(2));
+  const Type& index = context.tensor(1, 1);
+  if (index.dtype != DType::i64 && index.dtype != DType::i32)
+    context.stop(concat("is told by ", index, " which row is which"), "expected i64 or i32");
+  const auto* to = context.op.find_attr<std::string>("to");
+  if (!to || (*to != "rows" && *to != "parts")) context.stop("says no side", "expected to=rows or to=parts");
+  if (context.operand().dims.empty()) context.stop("sends a number", "expected rows");
+  const bool adds = context.flag("adds"), to_rows = *to == "rows";
+  const int64_t indexes = index.dims[0].size, sent = adds ? indexes : rows, made = adds ? rows : indexes;
+  const int64_t parted = to_rows ? sent : made;
+  if (rows < 0 || parted % ranks != 0)
+    context.stop(concat("cannot cut ", parted, " rows into ", ranks), "expected a number that the ranks divide");
+  Shape shape = context.operand().shape();
+  shape[0] = to_rows ? sent / ranks : sent;
+  context.expect_shape(shape, context.operand(), "what is sent");
+  shape[0] = to_rows ? made : made / ranks;
+  context.expect_result(shape);
+}
+
 }  // namespace sfsdp::ir

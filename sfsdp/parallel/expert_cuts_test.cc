@@ -72,12 +72,12 @@ std::string ends_at(int a, int b, int c, int d) {
   return text + "%ends = aten.cat [" + names + "] dim=0 : i32[4]";
 }
 
-ir::Graph cut(const std::string& text, int64_t ranks) {
+ir::Graph cut(const std::string& text, int64_t ranks, DispatchMethod dispatch = DispatchMethod::Gather) {
   ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
   graph.mesh = {{"ep", ranks}};
   graph.view = ir::Graph::View::Local;
   const ContextParallelOptions batch = {.load_balance = false};
-  partition(graph, {"ep", ranks}, find_experts(graph, {}, ranks), {}, &batch);
+  partition(graph, {"ep", ranks}, find_experts(graph, {}, ranks), {}, &batch, 1, dispatch);
   for (const ir::Diagnostic& wrong : ir::verify(graph)) FAIL_CHECK(wrong.message, "\n", wrong.detail);
   CHECK(plan::verify_layouts(graph) == "");
   return graph;
@@ -116,6 +116,57 @@ TEST_CASE(
   )"));
 }
 
+// The ends are made after the rows are picked, as a model may well do.
+TEST_CASE("partition over ep by exchange: tokens' rows are sent to their experts, and what these give is sent back") {
+  std::string text = kForward;
+  text.replace(text.find("    ENDS\n"), 9, "");
+  text.replace(text.find("    %h ="), 0, "    %ends = full value=8 : i32[4]\n");
+  CHECK(ir::print(cut(text + "    return %loss\n", 2, DispatchMethod::Exchange)) == testing::dedent(R"(
+    graph mesh [ep=2] view local
+      %w1 = param box=ep name=moe.experts.w1 : f32[2/ep, 3, 5] at moe.experts.w1
+      %w2 = param box=ep name=moe.experts.w2 : f32[2/ep, 5, 3] at moe.experts.w2
+      %x = input name=x : f32[8, 3]
+      %order = input name=order : i64[8]
+    fwd:
+      %x.part = own_part %x axis=ep dim=0 : f32[4/ep, 3]
+      %order.part = own_part %order axis=ep dim=0 : i64[4/ep]
+      %t = aten._log_softmax %x.part dim=1 half_to_float=false : f32[4/ep, 3]
+      %ends = full value=8 : i32[4]
+      %ends.own = own_ends %ends axis=ep : i32[2/ep] at moe.experts
+      %rows = all_to_all_v %t, %order, %ends axis=ep rows=8 to=rows : f32[8, 3] rows0(ep) at moe
+      %h = aten._grouped_mm %rows, %w1, %ends.own, none : f32[8, 5] rows0(ep) at moe.experts
+      %a = aten.silu %h : f32[8, 5] rows0(ep) at moe.experts
+      %y = aten._grouped_mm %a, %w2, %ends.own, none : f32[8, 3] rows0(ep) at moe.experts
+      %back = all_to_all_v %y, %order, %ends axis=ep rows=8 to=parts : f32[4/ep, 3] at moe
+      %out = aten.add.Tensor %t, %back : f32[4/ep, 3]
+    loss:
+      %squares = aten.mul.Tensor %out, %out : f32[4/ep, 3]
+      %loss = aten.sum %squares : f32[] sum(ep)
+      %loss.sum = all_reduce %loss axis=ep : f32[]
+      return %loss.sum
+  )"));
+}
+
+TEST_CASE("partition over ep: tokens are exchanged where they have fewer copies than there are ranks") {
+  const std::string text = with_ends(kForward, "%ends = full value=8 : i32[4]") + "    return %loss\n";
+  for (const int64_t ranks : {2, 4}) {  // a copy each
+    CHECK(ir::print(cut(text, ranks, DispatchMethod::Auto)) == ir::print(cut(text, ranks, DispatchMethod::Exchange)));
+    CHECK(ir::print(cut(text, ranks)).find("all_to_all_v") == std::string::npos);
+  }
+  std::string twice = text;
+  for (const auto& [from, to] :
+       {std::pair("i64[8]", "i64[16]"),
+        std::pair("%rows = aten.index_select %t, %order dim=0 : f32[8, 3]",
+                  "%rows = aten.index_select %t, %order dim=0 : f32[16, 3]"),
+        std::pair("f32[8, 5]", "f32[16, 5]"), std::pair("%ends, none : f32[8, 3]", "%ends, none : f32[16, 3]"),
+        std::pair("%back = aten.index_select %y, %order", "%back = aten.index_select %y, %back_order"),
+        std::pair("  fwd:", "    %back_order = input name=back_order : i64[8]\n  fwd:")})
+    for (size_t at = twice.find(from); at != std::string::npos; at = twice.find(from, at + std::string(to).size()))
+      twice.replace(at, std::string(from).size(), to);
+  CHECK(ir::print(cut(twice, 2, DispatchMethod::Auto)) == ir::print(cut(twice, 2)));  // two copies, two ranks
+  CHECK(ir::print(cut(twice, 4, DispatchMethod::Auto)) == ir::print(cut(twice, 4, DispatchMethod::Exchange)));
+}
+
 TEST_CASE("partition over ep: on 2 and 4 ranks a mixture means the same as on one, whoever has the rows") {
   for (const int64_t ranks : {2, 4})
     for (const std::string& ends :
@@ -123,7 +174,8 @@ TEST_CASE("partition over ep: on 2 and 4 ranks a mixture means the same as on on
       CAPTURE(ranks);
       CAPTURE(ends);
       const std::string text = with_ends(kForward, ends) + kBackward.substr(1);
-      testing::expect_same_meaning(text, cut(text, ranks), ranks);
+      for (const DispatchMethod dispatch : {DispatchMethod::Gather, DispatchMethod::Exchange})
+        testing::expect_same_meaning(text, cut(text, ranks, dispatch), ranks);
     }
 }
 

@@ -12,9 +12,17 @@
 
 namespace sfsdp {
 
+// How a token comes to the ranks whose experts it chose, and back.
+enum class DispatchMethod : uint8_t {
+  Auto,  // whichever sends fewer rows, where all experts are chosen alike: an exchange where a token has fewer experts than ep ranks
+  Gather,    // all ranks have all tokens and take those that are theirs; what their experts give is added up over ep
+  Exchange,  // each rank is sent the rows of its experts alone (all_to_all_v), and sends them back
+};
+
 struct ExpertParallelOptions {
   // Parameters whose dimension 0 is the experts, or modules of such parameters, by path (names in tensor_parallel.h).
   std::vector<std::string> experts = {"*.experts"};
+  DispatchMethod dispatch = DispatchMethod::Auto;
 };
 
 namespace parallel {

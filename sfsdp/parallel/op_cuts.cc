@@ -88,16 +88,20 @@ std::vector<OpCut> cuts_of_view(const Op& op, const Placement& operand, int64_t 
 // wait for another one.
 std::vector<OpCut> cuts_of_collective(const Op& op, const Placement& operand) {
   std::vector<OpCut> cuts;
-  const bool sums = op.is("all_gather", "all_to_all") ||
+  const bool sums = op.is("all_gather", "all_to_all", "all_to_all_v") ||
                     (op.is("all_reduce", "reduce_scatter") && ir::reduce_op(op) == ir::ReduceOp::Sum);
   const auto moves = [&](const char* key) {
     const auto* dim = op.find_attr<int64_t>(key);
-    return dim && *dim == operand.dim;
+    return dim ? *dim == operand.dim : op.is("all_to_all_v") && operand.dim == 0;
+  };
+  const auto add = [&](const Placement& placement) {
+    cuts.push_back(like_first(op, placement, placement));
+    for (size_t k = 1; k < op.operands.size(); ++k) cuts.back().operands[k] = kWhole;
   };
   const bool passes = operand.kind == Placement::Kind::Shard ? !moves("dim") && !moves("split") && !moves("join")
                                                              : operand == kSum && sums;
-  if (passes) cuts.push_back(like_first(op, operand, operand));
-  cuts.push_back(like_first(op, kWhole, kWhole));
+  if (passes) add(operand);
+  add(kWhole);
   return cuts;
 }
 

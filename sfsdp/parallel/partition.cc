@@ -22,7 +22,6 @@
 #include "sfsdp/parallel/redistribute.h"
 #include "sfsdp/parallel/sequence_cuts.h"
 #include "sfsdp/parallel/vocabulary_cuts.h"
-#include "sfsdp/passes/pass_manager.h"
 
 namespace sfsdp::parallel {
 namespace {
@@ -35,29 +34,6 @@ constexpr double kImpossible = std::numeric_limits<double>::infinity();
 bool is_cut(const Placement& placement) { return placement.kind == Placement::Kind::Shard; }
 bool is_rows(const Placement& placement) { return placement.kind == Placement::Kind::Rows; }
 
-// What is cut in other blocks of the same dimension is whole in between; so is what another axis cuts in one of the dimensions, as
-// its parts would be joined out of order.
-bool moves_by_exchange(const Value& value, const Placement& from, const Placement& to) {
-  const auto is_free = [&](int64_t dim) { return value.type().dims[static_cast<size_t>(dim)].split.empty(); };
-  return is_cut(from) && is_cut(to) && from.dim != to.dim && is_free(from.dim) && is_free(to.dim);
-}
-
-// Bytes that pass a rank; a copy is little beside them. Nothing makes summands of a value. To gather a parameter that the user has cut
-// is the last resort, however small it is.
-//   ranks: that exchange what is cut in one dimension for what is cut in another; 0: it is gathered
-double cost_of(const Value& value, const Placement& from, const Placement& to, int64_t ranks) {
-  constexpr double kCopy = 1e-3, kUndone = 1e6;
-  if (from == to) return 0;
-  if (to == kSum) return is_rows(from) ? kCopy * static_cast<double>(value.type().bytes()) : kImpossible;
-  if (is_rows(to) && from != kWhole) return cost_of(value, from, kWhole, ranks) + cost_of(value, kWhole, to, ranks);
-  const bool undoes = from.kind == Placement::Kind::Shard && value.producer()->is("param");
-  const double bytes = static_cast<double>(value.type().bytes()) * (undoes ? kUndone : 1);
-  if (to == kWhole) return is_cut(from) ? bytes : 2 * bytes;
-  if (from == kWhole) return kCopy * bytes;
-  if (from == kSum || is_rows(from)) return bytes;
-  return ranks > 0 && moves_by_exchange(value, from, to) ? bytes / static_cast<double>(ranks) : (1 + kCopy) * bytes;
-}
-
 std::string text_of(const Placement& placement) {
   if (placement.kind == Placement::Kind::Shard)
     return concat("cut in dimension ", placement.dim,
@@ -68,13 +44,16 @@ std::string text_of(const Placement& placement) {
 class Partitioner {
  public:
   Partitioner(Graph& graph, MeshAxis axis, const std::map<std::string, int64_t>& cuts,
-              const TensorParallelOptions& options, const ContextParallelOptions* context, int64_t inner)
+              const TensorParallelOptions& options, const ContextParallelOptions* context, int64_t inner,
+              DispatchMethod dispatch)
       : graph_(graph),
         axis_(std::move(axis)),
         cuts_(cuts),
         options_(options),
         context_(context),
         inner_(inner),
+        dispatch_(dispatch),
+        wanted_rows_(context && dispatch != DispatchMethod::Gather ? find_wanted_rows(graph, cuts) : WantedRows()),
         build_(graph) {}
 
   PartitionReport run() {
@@ -171,6 +150,7 @@ class Partitioner {
     if (chosen.named == Named::Heads)
       for (const auto& result : op.results()) by_heads_.insert(result.get());
     if (chosen.named == Named::Experts) op.operands[2] = own_ends(op.operands[2], op);
+    if (chosen.named == Named::Exchange) exchange(op, way);
     if (chosen.named == Named::Vocabulary) {
       if (op.is("cross_entropy")) count_parts_of_loss(op);
       lower_to_own_part(op, build_.before(&op).like(op), axis_, placements_);
@@ -217,8 +197,47 @@ class Partitioner {
     return made;
   }
 
+  // Where the groups of the rows end that a product wants of the op, or of those that it reads.
+  Value* ends_of(const Op& op, const std::vector<Placement>& operands) const {
+    const auto rows = rows_operand(op);
+    if (!rows) return nullptr;
+    if (is_rows(operands[*rows])) return ends_[static_cast<size_t>(operands[*rows].blocks - 1)];
+    const auto wanted = wanted_rows_.find(op.result());
+    return wanted == wanted_rows_.end() ? nullptr : instead_of(wanted->second);
+  }
+
+  // A mixture's rows are all sent in one way: as the first op that picks some of them.
+  std::optional<OpCut> way_of_rows(const Op& op, const std::vector<Placement>& operands) {
+    Value* ends = ends_of(op, operands);
+    if (!ends || placement_of(ends) != kWhole) return std::nullopt;
+    const bool picks = wanted_rows_.contains(op.result());
+    if (picks && op.is("aten.index_select") &&
+        (dispatch_ == DispatchMethod::Exchange || exchanges_less(op, axis_.size)))
+      exchanged_.insert(ends);
+    if (!exchanged_.contains(ends)) return std::nullopt;
+    return exchange_cut_of(op, operands, picks ? number_of(ends) : 0, axis_.size);
+  }
+
+  void exchange(Op& op, const OpCut& way) {
+    const bool to_rows = is_rows(way.results[0]);
+    Value* ends = to_rows ? ends_[static_cast<size_t>(way.results[0].blocks - 1)]
+                          : ends_[static_cast<size_t>(way.operands[*rows_operand(op)]->blocks - 1)];
+    Value* made = make_exchange(build_.before(&op).like(op), op, ends, axis_.name, to_rows);
+    report_.moves.push_back({.opcode = "all_to_all_v",
+                             .path = op.operands[*rows_operand(op)]->producer()->module_path,
+                             .reader = op.opcode.str(),
+                             .reader_path = op.module_path,
+                             .section = op.section,
+                             .bytes = op.operands[1]->type().numel() * bytes_of_row(made->type())});
+    placements_[made] = way.results[0];
+    instead_[op.result()] = made;
+    build_.take_place(op.result(), made);
+    build_.erase(&op);
+  }
+  static int64_t bytes_of_row(const ir::Type& type) { return type.bytes() / std::max<int64_t>(type.dims[0].size, 1); }
+
   // The op becomes what vocabulary_cuts.h, sequence_cuts.h or expert_cuts.h has; attention of a part of the heads stays what it is.
-  enum class Named : uint8_t { No, Vocabulary, Sequence, Heads, Experts };
+  enum class Named : uint8_t { No, Vocabulary, Sequence, Heads, Experts, Exchange };
   struct Choice {
     OpCut way;
     Named named = Named::No;
@@ -229,6 +248,7 @@ class Partitioner {
     std::vector<Choice> ways;
     if (context_ && op.is("aten._grouped_mm") && op.operands[2] && placement_of(op.operands[2]) == kWhole)
       if (auto way = expert_cut_of(op, operands, number_of(op.operands[2]))) return {std::move(*way), Named::Experts};
+    if (auto way = way_of_rows(op, operands)) return {std::move(*way), Named::Exchange};
     if (context_ && op.is("sdpa", "sdpa_backward") && may_exchange_heads(op, operands)) {
       auto way = head_cut_of(op, axis_.size, inner_);
       if (!way && context_->rotate_method == RotateMethod::AllToAll) throw_heads(op);
@@ -334,7 +354,7 @@ class Partitioner {
       if (is_first && !is_made(operand, *way.operands[k], heads))
         cost += *way.operands[k] == kWhole && is_cut(operands[k])
                     ? cost_of_whole(*operand)
-                    : cost_of(*operand, operands[k], *way.operands[k], context_ ? axis_.size : 0);
+                    : redistribution_cost(*operand, operands[k], *way.operands[k], context_ ? axis_.size : 0);
     }
     return cost;
   }
@@ -345,12 +365,12 @@ class Partitioner {
   // gradient of a token's experts is that of the token, times a number for each.
   bool is_made_again(const Value& value, int depth = 0) const {
     return is_cut(placement_of(&value)) && !is_made(&value, kWhole, false) &&
-           2 * cost_again(value, depth) <= cost_of(value, placement_of(&value), kWhole, 0);
+           2 * cost_again(value, depth) <= redistribution_cost(value, placement_of(&value), kWhole, 0);
   }
   double cost_of_whole(const Value& value, int depth = 0) const {
     const Placement from = placement_of(&value);
     if (from == kWhole || is_made(&value, kWhole, false)) return 0;
-    return is_made_again(value, depth) ? cost_again(value, depth) : cost_of(value, from, kWhole, 0);
+    return is_made_again(value, depth) ? cost_again(value, depth) : redistribution_cost(value, from, kWhole, 0);
   }
   double cost_again(const Value& value, int depth) const {
     constexpr int kDeepest = 6;
@@ -510,6 +530,8 @@ class Partitioner {
   const TensorParallelOptions& options_;
   const ContextParallelOptions* const context_;
   const int64_t inner_;
+  const DispatchMethod dispatch_;
+  const WantedRows wanted_rows_;
   ir::Builder build_;
   Placements placements_;                                         // of what is not whole
   std::unordered_map<const Value*, std::map<Key, Value*>> made_;  // of a value, by dimension, blocks, heads; -1: whole
@@ -518,6 +540,7 @@ class Partitioner {
   std::unordered_set<const Value*> by_heads_;          // what is cut in heads, in their order
   std::vector<Value*> ends_;                           // of groups, whole: those that a rank has some of
   std::unordered_map<const Value*, Value*> own_ends_;  // by these
+  std::unordered_set<const Value*> exchanged_;         // those whose rows are sent to their ranks alone
   Op* first_ = nullptr;                                // that is no root
   size_t inputs_ = 0;                                  // of the step, that were met
   PartitionReport report_;
@@ -553,33 +576,10 @@ void take_biases_apart(Graph& graph, const std::map<std::string, int64_t>& cuts)
 }  // namespace
 
 PartitionReport partition(Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts,
-                          const TensorParallelOptions& options, const ContextParallelOptions* context, int64_t inner) {
+                          const TensorParallelOptions& options, const ContextParallelOptions* context, int64_t inner,
+                          DispatchMethod dispatch) {
   take_biases_apart(graph, cuts);
-  return Partitioner(graph, axis, cuts, options, context, inner).run();
-}
-
-std::vector<PartitionReport> apply_model_parallel(Graph& graph, const Strategy& strategy,
-                                                  const passes::CanonicaliseOptions& canonical) {
-  const AxisList axes = strategy.model_axes();
-  if (axes.empty()) return {};
-  const std::array calls = {passes::make_call("canonicalise", canonical), passes::make_call("fold_views"),
-                            passes::make_call("merge_duplicates")};
-  passes::run_passes(graph, calls, {.checks = passes::Checks::RegisteredPasses});
-  graph.mesh = strategy.mesh.axes();
-  std::vector<PartitionReport> reports;
-  for (const std::string& axis : axes) {
-    const int64_t ranks = strategy.mesh.size(axis), inner = strategy.axis_size("tp");
-    if (is_expert_axis(axis)) {
-      const ContextParallelOptions batch = {.load_balance = false, .sequence_dims = strategy.options.batch_dims};
-      reports.push_back(
-          partition(graph, {axis, ranks}, find_experts(graph, strategy.expert, ranks), {}, &batch, inner));
-    } else if (is_sequence_axis(axis))
-      reports.push_back(partition(graph, {axis, ranks}, {}, {}, &strategy.context, inner));
-    else
-      reports.push_back(
-          partition(graph, {axis, ranks}, find_cuts(graph, strategy.tensor, ranks), strategy.tensor.options));
-  }
-  return reports;
+  return Partitioner(graph, axis, cuts, options, context, inner, dispatch).run();
 }
 
 }  // namespace sfsdp::parallel

@@ -2,6 +2,7 @@
 #include "sfsdp/parallel/redistribute.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -20,6 +21,9 @@ using Shape = std::vector<int64_t>;
 using Dims = std::vector<Dim>;
 
 constexpr Placement kWhole = Placement::replicate(), kSum = Placement::partial(ir::ReduceOp::Sum);
+
+bool is_cut(const Placement& placement) { return placement.kind == Placement::Kind::Shard; }
+bool is_rows(const Placement& placement) { return placement.kind == Placement::Kind::Rows; }
 
 // The dimensions in the order in which they lie in memory, with or without gaps; nullopt: as they are written, or repeated.
 std::optional<Shape> memory_order(const Type& type) {
@@ -233,6 +237,28 @@ Value* redistribute(const ir::Builder::Place& place, Value* value, const MeshAxi
   if (is_to_be_cut && !is_cut) return from == kSum ? send.scatter_sum(to.dim) : send.own_part(to.dim);
   Value* joined = is_to_be_cut ? send.exchange(from.dim, to.dim) : send.gather(from.dim);
   return balanced.before ? Redistributor(place, joined, axis, placements).reorder(from.dim, to, true) : joined;
+}
+
+// What is cut in other blocks of the same dimension is whole in between; so is what another axis cuts in one of the dimensions, as
+// its parts would be joined out of order.
+bool moves_by_exchange(const Value& value, const Placement& from, const Placement& to) {
+  const auto is_free = [&](int64_t dim) { return value.type().dims[static_cast<size_t>(dim)].split.empty(); };
+  return is_cut(from) && is_cut(to) && from.dim != to.dim && is_free(from.dim) && is_free(to.dim);
+}
+
+double redistribution_cost(const Value& value, const Placement& from, const Placement& to, int64_t ranks) {
+  constexpr double kCopy = 1e-3, kUndone = 1e6;
+  if (from == to) return 0;
+  if (to == kSum)
+    return is_rows(from) ? kCopy * static_cast<double>(value.type().bytes()) : std::numeric_limits<double>::infinity();
+  if (is_rows(to) && from != kWhole)
+    return redistribution_cost(value, from, kWhole, ranks) + redistribution_cost(value, kWhole, to, ranks);
+  const bool undoes = from.kind == Placement::Kind::Shard && value.producer()->is("param");
+  const double bytes = static_cast<double>(value.type().bytes()) * (undoes ? kUndone : 1);
+  if (to == kWhole) return is_cut(from) ? bytes : 2 * bytes;
+  if (from == kWhole) return kCopy * bytes;
+  if (from == kSum || is_rows(from)) return bytes;
+  return ranks > 0 && moves_by_exchange(value, from, to) ? bytes / static_cast<double>(ranks) : (1 + kCopy) * bytes;
 }
 
 }  // namespace sfsdp::parallel

@@ -2,6 +2,8 @@
 // The ops that make a value lie otherwise on one axis, for partition. Works on the whole's sizes.
 #pragma once
 
+#include <cstdint>
+
 #include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/ir/placement.h"
@@ -24,5 +26,14 @@ struct HeadAndTail {
 ir::Value* redistribute(const ir::Builder::Place& place, ir::Value* value, const MeshAxis& axis,
                         const ir::Placement& from, const ir::Placement& to, Placements& placements,
                         HeadAndTail balanced = {});
+
+// Whether one exchange makes of what is cut in a dimension what is cut in another one.
+bool moves_by_exchange(const ir::Value& value, const ir::Placement& from, const ir::Placement& to);
+
+// Bytes that pass a rank; a copy is little beside them. Nothing makes summands of a value. To gather a parameter that the user has cut
+// is the last resort, however small it is.
+//   ranks:   that exchange what is cut in one dimension for what is cut in another; 0: it is gathered
+//   returns: infinity where nothing makes it
+double redistribution_cost(const ir::Value& value, const ir::Placement& from, const ir::Placement& to, int64_t ranks);
 
 }  // namespace sfsdp::parallel

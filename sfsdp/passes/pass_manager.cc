@@ -26,7 +26,7 @@ Counts count(const ir::Graph& graph) {
   for (const auto& op : graph.ops()) {
     if (!ir::is_collective(*op)) continue;
     ++counts.collectives;
-    counts.bytes += std::max(op->operands[0]->type().bytes(), op->result()->type().bytes());
+    counts.bytes += ir::collective_bytes(*op);
   }
   return counts;
 }

@@ -40,6 +40,8 @@ struct PipelineOptions {
   ReshardOptions reshard = {.keep_last = true};
   // Parameters that forward gathers and backward reads, gathered once per step (gather_once): ZeRO stages 1 and 2.
   bool gather_once = false;
+  // What does not depend on tokens that travel to experts and back runs meanwhile (cover_exchanges): with an axis ep.
+  bool cover_exchanges = false;
   PrefetchGathersOptions prefetch = {};
   SinkWaitsOptions sink = {};
   // Linear layers of one activation as one product (join_products), their weights side by side: where the target gains by it.

@@ -81,6 +81,7 @@ class EdgeMaker {
 };
 
 int64_t staging_bytes(const ir::Op& op) {
+  if (ir::collective_kind(op) == "all_to_all_v") return 2 * ir::collective_bytes(op);  // rows by rank, of even ones
   if (ir::collective_kind(op) != "all_to_all") return 0;
   const auto copied = [&](const ir::Value* value, const char* key) {
     const auto& dims = value->type().dims;

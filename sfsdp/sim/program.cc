@@ -21,10 +21,6 @@ namespace {
 
 using ir::Graph, ir::Op;
 
-double bytes_of(const Op& op) {
-  return static_cast<double>(std::max(op.result()->type().bytes(), op.operands[0]->type().bytes()));
-}
-
 // Whether micro-batches repeat it.
 bool is_in_loop(Part part) { return part == Part::First || part == Part::Middle || part == Part::Last; }
 
@@ -55,7 +51,7 @@ void add_collective(Step& step, const Op& op, int64_t position, const Collective
   c.position = position;
   c.part = part_of(op.section);
   c.kind = rules.kind_of(op);
-  c.bytes = bytes_of(op);
+  c.bytes = static_cast<double>(ir::collective_bytes(op));
   c.communicator = static_cast<size_t>(std::ranges::find(out.communicators, axes) - out.communicators.begin());
   const cost::GroupShape group = out.groups[c.communicator];
   c.slowdown = cost::overlap_slowdown(group, machine);

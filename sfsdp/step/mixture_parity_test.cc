@@ -222,6 +222,34 @@ TEST_CASE("DeepSeek-V3 over ep trains as eager does: each rank has some samples 
                           on({{"dp_shard", 3}, {"ep", 2}}, 1, {.reduce_once = true, .min_shard_numel = 1000})});
 }
 
+testing::Case exchanged(testing::Case c) {
+  c.expert.dispatch = DispatchMethod::Exchange;
+  return c;
+}
+
+TEST_CASE("DeepSeek-V3 over ep trains as eager does where tokens are exchanged") {
+  models::DeepSeekV3Args args = like_v3();
+  args.load_balance_coeff = 0.01;
+  expect_parity_on(
+      args, {exchanged(on({{"ep", 2}})), exchanged(on({{"ep", 8}})), exchanged(on({{"dp_shard", 2}, {"ep", 2}}, 3)),
+             exchanged(on({{"dp_replicate", 2}, {"ep", 4}}, 1, {.zero_stage = 1})),
+             exchanged(on({{"dp_shard", 2}, {"ep", 4}}, 1, {}, planned())),
+             exchanged(on({{"ep", 4}}, 2, {}, all_again())), exchanged(on({{"ep", 4}}, 2, {}, planned())),
+             exchanged(on({{"dp_shard", 2}, {"ep", 2}}, 1, {}, products_kept()))});
+}
+
+// A gather of the chosen experts; tokens to experts and back, each way.
+TEST_CASE("a mixture of DeepSeek-V3 over ep exchanges rows twice each way") {
+  const auto program = compile_program(
+      meta_init([] { return models::DeepSeekV3(like_v3()); }), testing::loss_of, testing::kAdamW, rows(0, 0, 4),
+      data_parallel(init_device_mesh({{"dp_shard", 2}, {"ep", 2}}), {}, {}, {}, {.dispatch = DispatchMethod::Exchange}),
+      {});
+  const auto variant = program->first();
+  const std::string mixture = "2 bwd all_to_all_v, 1 fwd all_gather, 2 fwd all_to_all_v";
+  CHECK(testing::collectives_by_block(variant->graph, "ep") ==
+        std::map<std::string, std::string>{{"", "2 fwd all_reduce"}, {"layers.1", mixture}, {"layers.2", mixture}});
+}
+
 // Forward: a gather of the chosen experts, of their weights and of the tokens, and a sum that goes back. Backward: the tokens' gradients,
 // and the sums of what tokens and weights are owed.
 TEST_CASE("a mixture of DeepSeek-V3 over ep gathers tokens once each way, and a dense block sends nothing") {
@@ -235,9 +263,9 @@ TEST_CASE("a mixture of DeepSeek-V3 over ep gathers tokens once each way, and a 
 }
 
 TEST_CASE("DeepSeek-V3 over ep and cp trains as eager does") {
-  expect_parity_on(divisible(like_v3()),
-                   {on({{"ep", 2}, {"cp", 2}}), on({{"dp_shard", 2}, {"cp", 2}, {"ep", 2}}, 3, {}, planned()),
-                    on({{"cp", 2}, {"ep", 2}}, 1, {.min_shard_numel = 1000})});
+  expect_parity_on(divisible(like_v3()), {on({{"ep", 2}, {"cp", 2}}), exchanged(on({{"cp", 2}, {"ep", 2}}, 2)),
+                                          on({{"dp_shard", 2}, {"cp", 2}, {"ep", 2}}, 3, {}, planned()),
+                                          on({{"cp", 2}, {"ep", 2}}, 1, {.min_shard_numel = 1000})});
 }
 
 // A router of zeros takes the same experts for every token: most ranks have no rows, one has them all.
@@ -253,7 +281,8 @@ TEST_CASE("DeepSeek-V3 over ep trains as eager does where all tokens choose the 
   const testing::Reference reference = testing::eager(
       make, testing::loss_of, [](int64_t k) { return rows(k, 0, testing::kGlobalBatch); }, 3,
       [](torch::nn::Module&) {});
-  for (const testing::Case& c : {on({{"ep", 2}}), on({{"ep", 8}}, 1, {}, planned())})
+  for (const testing::Case& c :
+       {on({{"ep", 2}}), on({{"ep", 8}}, 1, {}, planned()), exchanged(on({{"ep", 2}})), exchanged(on({{"ep", 8}}))})
     testing::expect_parity(make, testing::loss_of, rows, testing::kGlobalBatch, c, reference);
 }
 

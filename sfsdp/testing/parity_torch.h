@@ -73,6 +73,7 @@ struct Case {
   int64_t micro_batches = 1;
   CompileOptions compile = {};  // but for what is named above
   ContextParallelOptions context = {};
+  ExpertParallelOptions expert = {};
 };
 
 template <class Make, class Loss>
@@ -81,7 +82,7 @@ std::shared_ptr<Program> expect_parity(Make make, Loss loss,
                                        int64_t rows_in_all, const Case& c, const Reference& reference) {
   CAPTURE(to_string(c.mesh));
   CAPTURE(c.micro_batches);
-  const Strategy strategy = data_parallel(c.mesh, c.options, c.rules, c.context);
+  const Strategy strategy = data_parallel(c.mesh, c.options, c.rules, c.context, c.expert);
   const int64_t data = strategy.data_ranks(), count = rows_in_all / data / c.micro_batches;
   CompileOptions options = c.compile;
   options.max_norm = 1.0;

@@ -152,7 +152,7 @@ PlanTimes time_plan(const train::CompiledJob& job, comm::CommWorld* world, comm:
     if (std::isnan(in_first)) continue;
     const double usual = std::isnan(in_later) ? in_first : in_later;
     if (is_collective) {
-      const auto bytes = static_cast<double>(std::max(op.result()->type().bytes(), op.operands[0]->type().bytes()));
+      const auto bytes = static_cast<double>(ir::collective_bytes(op));
       const std::pair key(std::string(ir::collective_kind(op)), bytes);
       ranks[key] = ir::axis_size(run.graph(), *ir::axes_of(op)).value_or(1);
       if (ranks[key] > 1) add(collectives[key], usual);

@@ -10,7 +10,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/mesh/model_axis.h"
-#include "sfsdp/parallel/partition.h"
+#include "sfsdp/parallel/model_parallel.h"
 #include "sfsdp/parallel/tensor_parallel.h"
 #include "sfsdp/train/plan_summary.h"
 

@@ -52,7 +52,7 @@ void OpTrace::add(const StepRuns& step) {
       continue;
     }
     event.flow = collectives_++;
-    event.bytes = std::max(op.operands[0]->type().bytes(), op.result()->type().bytes());
+    event.bytes = ir::collective_bytes(op);
     sim::TraceEvent start = event, wait = event;
     start.kind = sim::Event::Start;
     start.name = "start " + name;

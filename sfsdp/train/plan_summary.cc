@@ -12,8 +12,8 @@
 namespace sfsdp::train {
 namespace {
 
-constexpr std::array<std::string_view, 5> kCollectives = {"all_gather", "reduce_scatter", "all_reduce", "broadcast",
-                                                          "all_to_all"};
+constexpr std::array<std::string_view, 6> kCollectives = {"all_gather", "reduce_scatter", "all_reduce",
+                                                          "broadcast",  "all_to_all",     "all_to_all_v"};
 
 }  // namespace
 
@@ -28,7 +28,7 @@ PlanSummary summarise(const ir::Graph& graph) {
     CollectiveSum& sum = summary.collectives[kind];
     const int64_t times = ir::is_repeated(*op) ? graph.micro_batches : 1;
     sum.count += times;
-    sum.bytes += times * std::max(op->result()->type().bytes(), op->operands[0]->type().bytes());
+    sum.bytes += times * ir::collective_bytes(*op);
   }
   return summary;
 }

@@ -13,8 +13,8 @@ namespace {
 
 // A rank reads what all ranks have of a gather and writes it, reads all of what is reduced and writes its part.
 double bytes_of_collective(const ir::Op& op) {
-  const int64_t in = op.operands[0]->type().bytes(), out = op.result()->type().bytes();
-  return static_cast<double>(std::max(in, out) + out);
+  const int64_t bytes = ir::collective_bytes(op);
+  return static_cast<double>(bytes + std::min(bytes, op.result()->type().bytes()));
 }
 
 }  // namespace

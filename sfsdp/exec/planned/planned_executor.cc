@@ -182,7 +182,7 @@ struct PlannedExecutor::Impl {
         Task& task = tasks.emplace_back(*this);
         task.collective = true;
         task.calls.emplace_back(op, results_of(op), OpCall(op, graph, groups, rng));
-        task.calls.back().reads = {op.operands[0]};
+        task.calls.back().reads.assign(op.operands.begin(), op.operands.end());
         complete(task);
         collectives[&op] = &task;
       } else if (kernels.of[i] >= 0 && !kernel_tasks[static_cast<size_t>(kernels.of[i])]) {
@@ -412,12 +412,14 @@ struct PlannedExecutor::Impl {
   // On a lane of its own: it asks memory alone.
   void collective(const ir::Op& op, const OpCall& call) const {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const at::Tensor in = at_place(op.operands[0]).resolve_conj().resolve_neg().contiguous();
+    std::vector<at::Tensor> in;
+    for (const ir::Value* operand : op.operands)
+      in.push_back(at_place(operand).resolve_conj().resolve_neg().contiguous());
     const at::Tensor& out = at_place(op.result());
     if (call.group())
       collective_into(op, *call.group(), in, out);
-    else if (!same_place(in, out))
-      out.copy_(in.view(out.sizes()));
+    else if (!same_place(in[0], out))
+      out.copy_(in[0].view(out.sizes()));
   }
 
   void compute(Task& task, const Turn& turn) {

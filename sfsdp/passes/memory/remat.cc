@@ -190,13 +190,15 @@ class Rewriter {
   }
 
   bool is_kept_op(const Op& op) {
-    return (ir::is_collective(op) && !op.is("all_gather")) || list_.keeps(op, products_);
+    const bool is_again = op.is("all_gather", "all_to_all_v");
+    return (ir::is_collective(op) && !is_again) || list_.keeps(op, products_);
   }
 
   // By which offsets a rank has its rows: what backward makes of rows that are kept has to be by the same ones.
   void keep_offsets() {
     for (const auto& op : graph_.ops())
-      if (op->is("own_rows", "spread_rows", "own_ends")) again_.erase(ir::storage_of(op->operands.back()));
+      if (op->is("own_rows", "spread_rows", "own_ends", "all_to_all_v"))
+        again_.erase(ir::storage_of(op->operands.back()));
   }
 
   void find_last_reads() {

@@ -98,8 +98,7 @@ class Checker {
                   std::ranges::all_of(op.operands, agreed);
       if (ir::is_root(op)) same = leaf(op) == State::Replicate && !local_.contains(result);
       if (op.is("constant")) same = false;
-      if (ir::is_collective(op) && here)
-        same = ir::collective_kind(op) != "reduce_scatter" && ir::collective_kind(op) != "all_to_all";
+      if (ir::is_collective(op) && here) same = ir::collective_kind(op) != "reduce_scatter" && !is_exchange(op);
       if (ir::is_loop(op)) same = agreed(op.operands[0]) && agreed(op.operands[r + 1]) && !differing_.contains(result);
       if (op.is("end")) same = agreed(loop_of(op).begin->result(static_cast<int>(r))) && agreed(op.operands[r]);
       agreed_[result] = same ? 1 : 0;
@@ -204,6 +203,11 @@ class Checker {
     return axes && std::ranges::find(*axes, axis_) != axes->end();
   }
 
+  // All ranks give, and get, others.
+  static bool is_exchange(const Op& op) {
+    return ir::collective_kind(op) == "all_to_all" || ir::collective_kind(op) == "all_to_all_v";
+  }
+
   std::string collective(const Op& op) {
     const State before = state_of(op.operands[0]);
     if (!over_this_axis(op)) {
@@ -211,7 +215,7 @@ class Checker {
       return "";
     }
     const auto kind = ir::collective_kind(op);
-    if (kind == "all_to_all") {
+    if (is_exchange(op)) {
       if (before == State::Shard)
         return error(op, "parts of one whole are exchanged", "expected each rank's own, or what all have");
       set(op, State::Own);

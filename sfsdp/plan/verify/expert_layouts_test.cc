@@ -121,5 +121,65 @@ TEST_CASE("verify_layouts: experts of a rank, and what breaks them") {
       });
 }
 
+// A rank's tokens go to the ranks whose experts they chose, and what these give comes back; backward the other way round.
+const std::string kExchange = testing::dedent(R"(
+  graph mesh [dp_shard=2, ep=2] view local
+    %w = param box=ep name=w : f32[2/ep, 3, 3]
+    %x = input name=x : f32[8, 3] own(dp_shard)
+    %order = input name=order : i64[8] own(dp_shard)
+    %place = input name=place : i64[8] own(dp_shard)
+    %ends = input name=ends : i32[4] own(dp_shard)
+    %others = input name=others : i32[4] own(dp_shard)
+  fwd:
+    %t = own_part %x axis=ep dim=0 : f32[4/ep, 3]
+    %order.part = own_part %order axis=ep dim=0 : i64[4/ep]
+    %own = own_ends %ends axis=ep : i32[2/ep]
+    %own.others = own_ends %others axis=ep : i32[2/ep]
+    %rows = all_to_all_v %t, %order, %ends axis=ep rows=8 to=rows : f32[8, 3] rows0(ep)
+    %y = aten._grouped_mm %rows, %w, %own, none : f32[8, 3] rows0(ep)
+    %back = all_to_all_v %y, %place, %ends axis=ep rows=8 to=parts : f32[4/ep, 3]
+  bwd:
+    %dy = all_to_all_v %back, %place, %ends adds=true axis=ep rows=8 to=rows : f32[8, 3] rows0(ep)
+    %dx = all_to_all_v %dy, %order, %ends adds=true axis=ep rows=8 to=parts : f32[4/ep, 3]
+    %dx.all = all_gather %dx axis=ep dim=0 : f32[8, 3]
+    return %dx.all
+)");
+
+TEST_CASE("verify_layouts: rows that are exchanged, and what breaks them") {
+  testing::expect_refused(
+      kExchange,
+      {
+          {"a whole is sent as if it were parts", "%rows = all_to_all_v %t, %order, %ends axis=ep rows=8",
+           "%rows = all_to_all_v %x, %order, %ends axis=ep rows=16", "rows of what is whole are sent"},
+          {"an index of a part", "%back = all_to_all_v %y, %place,",
+           "%pp = aten.cat [%order.part, %order.part] dim=0 : i64[8]\n  %back = all_to_all_v %y, %pp,",
+           "%order.part is cut"},
+          {"rows come by one index for each rank",
+           "%dx = all_to_all_v %dy, %order, %ends adds=true axis=ep rows=8 to=parts : f32[4/ep, 3]",
+           "%dx = all_to_all_v %dy, %order.part, %ends axis=ep rows=8 to=parts : f32[2/ep, 3]",
+           "the index is cut in dimension 0"},
+          {"rows go to the groups of others", "%rows = all_to_all_v %t, %order, %ends",
+           "%rows = all_to_all_v %t, %order, %others", "operand 0 is a rank's rows, in dimension 0 by others"},
+          {"rows are sent back by the offsets of others", "%back = all_to_all_v %y, %place, %ends",
+           "%back = all_to_all_v %y, %place, %others", "a rank's rows, in dimension 0 by others are sent"},
+          {"rows of others are added", "%dx = all_to_all_v %dy, %order, %ends",
+           "%dx = all_to_all_v %dy, %order, %others", "a rank's rows, in dimension 0 by others are sent"},
+          {"parts are sent back as if they were rows", "%back = all_to_all_v %y, %place, %ends axis=ep rows=8 to=parts",
+           "%back = all_to_all_v %x, %place, %ends axis=ep rows=8 to=parts", "rows of what is whole are sent"},
+          {"a part is sent on", "%dx.all = all_gather %dx axis=ep dim=0 : f32[8, 3]",
+           "%dx.all = view %dy : f32[8, 3] rows0(ep)", "which is a rank's rows"},
+          {"a product by other groups than were sent", "%y = aten._grouped_mm %rows, %w, %own,",
+           "%y = aten._grouped_mm %rows, %w, %own.others,", "operand 0 is a rank's rows, in dimension 0 by others"},
+          {"rows go to ranks of other samples", "%rows = all_to_all_v %t, %order, %ends axis=ep",
+           "%rows = all_to_all_v %t, %order, %ends axis=dp_shard", "are sent by their numbers"},
+          {"rows go to ranks of two axes", "%dy = all_to_all_v %back, %place, %ends adds=true axis=ep rows=8",
+           "%dy = all_to_all_v %back, %place, %ends adds=true axis=[dp_shard, ep] rows=8", "several axes"},
+          {"a type that says whole", "to=rows : f32[8, 3] rows0(ep)\n  %y", "to=rows : f32[8, 3]\n  %y",
+           "its type says whole"},
+          {"what is left out is taken for parts",
+           "to=parts : f32[4/ep, 3]\nbwd:", "to=parts : f32[4, 3]\nbwd:", "its type says whole"},
+      });
+}
+
 }  // namespace
 }  // namespace sfsdp::plan

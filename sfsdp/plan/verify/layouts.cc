@@ -153,6 +153,7 @@ class LayoutChecker {
   std::string collective(const Op& op) {
     const Layout before = layout_of(op.operands[0]);
     const auto kind = ir::collective_kind(op);
+    if (kind == "all_to_all_v") return exchange_of_rows(op, before);
     const bool sums = ir::reduce_op(op) == ir::ReduceOp::Sum;
     const bool reduces = kind == "reduce_scatter" || kind == "all_reduce";
     if (!over_this_axis(op)) {
@@ -178,6 +179,29 @@ class LayoutChecker {
     if (before.kind == Kind::Whole && !sums) return set(op, before);
     if (before.kind != Kind::Summand || !sums) return wrong("expected a summand, and op=sum");
     return set(op, kind == "all_reduce" ? Layout() : Layout{Kind::Cut, *dim});
+  }
+
+  // By an index and offsets that all ranks have: it says of each row where it comes from and where it goes.
+  std::string exchange_of_rows(const Op& op, const Layout& before) {
+    for (const size_t k : {1, 2})
+      if (const Layout& told = layout_of(op.operands[k]); told.kind != Kind::Whole)
+        return error(op, concat(k == 1 ? "the index is " : "the offsets are ", to_text(told)),
+                     "expected what all ranks have");
+    if (!over_this_axis(op)) {
+      if (before.kind == Kind::Rows || (before.kind == Kind::Cut && before.dim == 0))
+        return error(op, concat("rows of what is ", to_text(before), " over ", axis_, " are sent by their numbers"),
+                     "expected the whole, or another dimension");
+      return set(op, before);
+    }
+    if (ir::axes_of(op)->size() != 1)
+      return error(op, "a rank's rows over several axes", concat("expected axis=", axis_));
+    const Layout rows = {Kind::Rows, 0, offsets_of(op.operands[2])}, part = {Kind::Cut, 0};
+    const bool to_rows = ir::sends_to_rows(op);
+    if (const Layout& expected = to_rows ? part : rows; before != expected)
+      return error(
+          op, concat("rows of what is ", to_text(before), before.kind == Kind::Rows ? " by others" : "", " are sent"),
+          concat("expected it ", to_text(expected), to_rows ? "" : ", by these offsets"));
+    return set(op, to_rows ? rows : part);
   }
 
   // Over other axes, in the dimension that is cut: what cuts it outside of this one makes fewer of its blocks, what cuts it within

@@ -15,6 +15,7 @@ namespace sfsdp::plan {
 //   collectives    over the axis: all_gather of what is cut there, reduce_scatter and all_reduce (sum) of summands, all_to_all of
 //                  what is cut in join=, which is then cut in split=, no others
 //   own_part       over the axis: of what is whole, cut; as_summand: a summand
+//   all_to_all_v   over the axis: of what is cut in dimension 0, a rank's rows by its offsets; of such, by the same: cut there
 //   own_rows       over the axis: of what is whole, a rank's rows by its operand's offsets; spread_rows of such, by the same: a summand;
 //                  own_ends of what is whole: cut in dimension 0
 //   aten._grouped_mm by own_ends over the axis: of a rank's rows and matrices cut in dimension 0, a rank's rows; of rows by rows, cut there;

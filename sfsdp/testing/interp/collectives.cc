@@ -53,8 +53,54 @@ Array reduce(const std::vector<const Array*>& parts, const Op& op) {
   return out;
 }
 
-Array run_on_rank(const Op& op, const std::vector<const Array*>& parts, size_t place) {
+// Which of the ranks' rows are those of one of them: by its groups, which the ends of all say.
+struct RowRange {
+  size_t begin = 0, end = 0;
+};
+RowRange rows_of_rank(const Array& ends, int64_t rows, size_t rank, size_t ranks) {
+  const size_t groups = ends.data.size() / ranks;
+  const auto at = [&](size_t group) { return group == 0 ? 0 : ends.data[group - 1]; };
+  const double begin = at(rank * groups), end = at((rank + 1) * groups);
+  SFSDP_CHECK(begin >= 0 && begin <= end && end <= static_cast<double>(rows), "groups end at ", end, " of ", rows,
+              " rows");
+  return {static_cast<size_t>(begin), static_cast<size_t>(end)};
+}
+
+// All rows are laid out as they would be on one rank, moved there, and cut again.
+Array exchange_rows(const Op& op, const std::vector<std::vector<const Array*>>& operands, size_t place) {
+  const std::vector<const Array*>& parts = operands[0];
+  const Array &index = *operands[1][place], &ends = *operands[2][place];
+  const size_t ranks = parts.size();
+  const bool to_rows = sends_to_rows(op), adds = op.has_attr("adds");
+  Array whole = to_rows ? join(parts, 0) : Array::zeros(parts[0]->dtype, parts[0]->shape);
+  size_t width = 1;
+  for (size_t d = 1; d < whole.shape.size(); ++d) width *= static_cast<size_t>(whole.shape[d]);
+  if (!to_rows)
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      const auto [begin, end] = rows_of_rank(ends, whole.shape[0], rank, ranks);
+      for (size_t i = begin * width; i < end * width; ++i) whole.data[i] = parts[rank]->data[i - begin * width];
+    }
+  std::vector<int64_t> shape = whole.shape;
+  shape[0] = adds ? op.attr<int64_t>("rows") : static_cast<int64_t>(index.data.size());
+  Array made = Array::zeros(whole.dtype, shape);
+  for (size_t j = 0; j < index.data.size(); ++j)
+    for (size_t i = 0; i < width; ++i) {
+      const auto named = static_cast<size_t>(index.data[j]);
+      const size_t to = (adds ? named : j) * width + i, from = (adds ? j : named) * width + i;
+      SFSDP_CHECK(to < made.data.size() && from < whole.data.size(), "no row ", index.data[j]);
+      made.data[to] += whole.data[from];
+    }
+  if (!to_rows) return cut(made, 0, place, ranks);
+  const auto [begin, end] = rows_of_rank(ends, made.shape[0], place, ranks);
+  Array own = Array::zeros(made.dtype, made.shape);
+  for (size_t i = begin * width; i < end * width; ++i) own.data[i - begin * width] = made.data[i];
+  return own;
+}
+
+Array run_on_rank(const Op& op, const std::vector<std::vector<const Array*>>& operands, size_t place) {
   const std::string_view kind = collective_kind(op);
+  const std::vector<const Array*>& parts = operands[0];
+  if (kind == "all_to_all_v") return exchange_rows(op, operands, place);
   if (kind == "broadcast") return *parts[static_cast<size_t>(op.attr<int64_t>("root"))];
   if (kind == "all_reduce") return reduce(parts, op);
   if (kind == "all_to_all") {
@@ -74,15 +120,16 @@ Array run_on_rank(const Op& op, const std::vector<const Array*>& parts, size_t p
 
 }  // namespace
 
-std::vector<Array> run_collective(const DeviceMesh& mesh, const Op& op, std::span<const Array* const> operands) {
+std::vector<Array> run_collective(const DeviceMesh& mesh, const Op& op,
+                                  std::span<const std::vector<const Array*>> operands) {
   const auto axes = axes_of(op);
   SFSDP_CHECK(axes.has_value(), op.opcode, " has no axis");
   std::vector<Array> results;
-  for (int64_t rank = 0; rank < std::ssize(operands); ++rank) {
-    std::vector<const Array*> parts;
+  for (int64_t rank = 0; rank < std::ssize(operands[0]); ++rank) {
+    std::vector<std::vector<const Array*>> of_group(operands.size());
     for (const int64_t member : mesh.ranks_of_group(rank, *axes))
-      parts.push_back(operands[static_cast<size_t>(member)]);
-    results.push_back(run_on_rank(op, parts, static_cast<size_t>(mesh.group_rank(rank, *axes))));
+      for (size_t k = 0; k < operands.size(); ++k) of_group[k].push_back(operands[k][static_cast<size_t>(member)]);
+    results.push_back(run_on_rank(op, of_group, static_cast<size_t>(mesh.group_rank(rank, *axes))));
   }
   return results;
 }

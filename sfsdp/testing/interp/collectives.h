@@ -11,7 +11,9 @@
 
 namespace sfsdp::ir::interp {
 
-// One array per rank in, one per rank out. Sums are added in group order, in double.
-std::vector<Array> run_collective(const DeviceMesh& mesh, const Op& op, std::span<const Array* const> operands);
+// One array per operand and rank in, one per rank out. Sums are added in group order, in double.
+//   operands: by operand, then by rank
+std::vector<Array> run_collective(const DeviceMesh& mesh, const Op& op,
+                                  std::span<const std::vector<const Array*>> operands);
 
 }  // namespace sfsdp::ir::interp

@@ -127,8 +127,9 @@ class Interpreter {
     if (op.is("accumulate") && adds_) sums.push_back(values_.at(op.result()));
     for (const auto& result : op.results()) values_[result.get()].clear();
     if (is_collective(op)) {
-      std::vector<const Array*> operands;
-      for (size_t rank = 0; rank < ranks_; ++rank) operands.push_back(&get(op.operands.at(0), rank));
+      std::vector<std::vector<const Array*>> operands(op.operands.size());
+      for (size_t k = 0; k < operands.size(); ++k)
+        for (size_t rank = 0; rank < ranks_; ++rank) operands[k].push_back(&get(op.operands[k], rank));
       std::vector<Array> results = run_collective(mesh_, op, operands);
       for (Array& array : results) store(*op.result(), std::move(array));
       return;

@@ -183,13 +183,15 @@ class Machine {
     --active.parts_left;
     const Op& op = *program_[active.run].ops[0];
     const size_t member = active.parts_left / kPartsOfCollective, part = active.parts_left % kPartsOfCollective;
-    std::vector<Array> sent(ranks_.size());
-    std::vector<const Array*> operands;
-    for (size_t rank = 0; rank < ranks_.size(); ++rank) operands.push_back(&sent[rank]);
-    const Array like = Array::zeros(op.operands[0]->type().dtype, op.operands[0]->type().shape());
-    std::ranges::fill(sent, like);
-    for (const int64_t rank : active.ranks)
-      sent[static_cast<size_t>(rank)] = ranks_[static_cast<size_t>(rank)].load(*op.operands[0]);
+    std::vector<std::vector<Array>> given(op.operands.size(), std::vector<Array>(ranks_.size()));
+    std::vector<std::vector<const Array*>> operands(op.operands.size());
+    for (size_t k = 0; k < operands.size(); ++k) {
+      const Value& operand = *op.operands[k];
+      std::ranges::fill(given[k], Array::zeros(operand.type().dtype, operand.type().shape()));
+      for (const int64_t rank : active.ranks)
+        given[k][static_cast<size_t>(rank)] = ranks_[static_cast<size_t>(rank)].load(operand);
+      for (const Array& array : given[k]) operands[k].push_back(&array);
+    }
     const int64_t rank = active.ranks[member];
     Array result = std::move(ir::interp::run_collective(mesh_, op, operands)[static_cast<size_t>(rank)]);
     for (double& x : result.data) x = ir::interp::round_to(op.result()->type().dtype, x);

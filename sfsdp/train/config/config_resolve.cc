@@ -229,6 +229,13 @@ ContextParallelOptions context_parallel_of(const JobConfig& config) {
   return {.load_balance = p.context_parallel_load_balancer == "headtail", .rotate_method = method};
 }
 
+ExpertParallelOptions expert_parallel_of(const JobConfig& config) {
+  const std::string& method = config.parallelism.expert_parallel_dispatch;
+  return {.dispatch = method == "gather"     ? DispatchMethod::Gather
+                      : method == "exchange" ? DispatchMethod::Exchange
+                                             : DispatchMethod::Auto};
+}
+
 TensorParallel tensor_parallel_of(const JobConfig& config) {
   const Parallelism& p = config.parallelism;
   if (p.tensor_parallel_degree == 1) return {};

@@ -48,6 +48,9 @@ BatchShares share_batch(const Training& training, int64_t data_parallel_ranks);
 // How parallelism.context_parallel_degree cuts the sequence.
 ContextParallelOptions context_parallel_of(const JobConfig& config);
 
+// How parallelism.expert_parallel_degree brings tokens to experts.
+ExpertParallelOptions expert_parallel_of(const JobConfig& config);
+
 // What parallelism.tensor_parallel_degree cuts; nothing for 1.
 //   throws: UserError for an entry that is not pattern=dimension, and for a model without a plan
 TensorParallel tensor_parallel_of(const JobConfig& config);

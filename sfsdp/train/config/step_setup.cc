@@ -22,7 +22,8 @@ Strategy strategy_of(const JobConfig& config, int64_t world_size) {
   options.mixed_precision = mixed_precision_of(config.training);
   options.mixed_precision.grad_dtype = grad_dtype(config);
   options.mixed_precision.state_dtype = state_dtype(config);
-  return data_parallel(std::move(mesh), options, tensor_parallel_of(config), context_parallel_of(config));
+  return data_parallel(std::move(mesh), options, tensor_parallel_of(config), context_parallel_of(config),
+                       expert_parallel_of(config));
 }
 
 }  // namespace

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/parallel/model_parallel.h"
+
+#include <array>
+#include <string>
+
+#include "sfsdp/mesh/model_axis.h"
+#include "sfsdp/passes/pass_manager.h"
+
+namespace sfsdp::parallel {
+
+std::vector<PartitionReport> apply_model_parallel(ir::Graph& graph, const Strategy& strategy,
+                                                  const passes::CanonicaliseOptions& canonical) {
+  const AxisList axes = strategy.model_axes();
+  if (axes.empty()) return {};
+  const std::array calls = {passes::make_call("canonicalise", canonical), passes::make_call("fold_views"),
+                            passes::make_call("merge_duplicates")};
+  passes::run_passes(graph, calls, {.checks = passes::Checks::RegisteredPasses});
+  graph.mesh = strategy.mesh.axes();
+  std::vector<PartitionReport> reports;
+  for (const std::string& axis : axes) {
+    const int64_t ranks = strategy.mesh.size(axis), inner = strategy.axis_size("tp");
+    if (is_expert_axis(axis)) {
+      const ContextParallelOptions batch = {.load_balance = false, .sequence_dims = strategy.options.batch_dims};
+      reports.push_back(partition(graph, {axis, ranks}, find_experts(graph, strategy.expert, ranks), {}, &batch, inner,
+                                  strategy.expert.dispatch));
+    } else if (is_sequence_axis(axis))
+      reports.push_back(partition(graph, {axis, ranks}, {}, {}, &strategy.context, inner));
+    else
+      reports.push_back(
+          partition(graph, {axis, ranks}, find_cuts(graph, strategy.tensor, ranks), strategy.tensor.options));
+  }
+  return reports;
+}
+
+}  // namespace sfsdp::parallel

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What a strategy cuts over model axes, one after the other.
+#pragma once
+
+#include <vector>
+
+#include "sfsdp/parallel/data_parallel.h"
+#include "sfsdp/parallel/partition.h"
+#include "sfsdp/passes/canonical/canonicalise.h"
+
+namespace sfsdp::parallel {
+
+// Names what several ops compute together (canonicalise), then partitions over each model axis.
+//   returns: by model axis
+std::vector<PartitionReport> apply_model_parallel(ir::Graph& graph, const Strategy& strategy,
+                                                  const passes::CanonicaliseOptions& canonical = {});
+
+}  // namespace sfsdp::parallel
