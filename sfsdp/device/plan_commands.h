@@ -12,8 +12,15 @@
 
 namespace sfsdp::device {
 
+// Commands that are issued one after the other, as often as a loop says.
+struct Stretch {
+  std::vector<Command> commands;
+  const ir::Op* loop = nullptr;  // whose body it is; nullptr: once
+  uint32_t begun = 0;            // the event after which the number of trips lies in memory
+};
+
 struct PlanCommands {
-  std::array<std::vector<Command>, ir::kParts> parts;  // by part of the step, in the program's order
+  std::array<std::vector<Stretch>, ir::kParts> parts;  // by part of the step, in the program's order
   std::vector<uint32_t> before_load;                   // events that the host waits for before it writes region io
   size_t lanes = 0, events = 0;
 };

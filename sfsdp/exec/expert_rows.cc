@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <span>
 
 #include "sfsdp/base/check.h"
@@ -25,6 +26,10 @@ std::vector<int64_t> row_bounds(const ir::Op& op, const at::Tensor& ends, int64_
     if ((i + 1) % groups == 0) bounds.push_back(before);
   }
   return bounds;
+}
+
+int64_t round_of(std::span<const at::Tensor> operands, size_t index) {
+  return index < operands.size() && operands[index].defined() ? *operands[index].const_data_ptr<int64_t>() : 0;
 }
 
 namespace {
@@ -63,10 +68,22 @@ std::vector<at::Tensor> spread_rows(const KernelContext& c) { return move_rows(c
 std::vector<at::Tensor> own_ends(const KernelContext& c) {
   const at::Tensor ends = c.operands[0].contiguous();
   const OwnGroups own = own_groups(c, ends, -1);
+  const auto room = c.op.attr_or<int64_t>("room", 0);
+  const int64_t begin = own.begin + round_of(c.operands, 1) * room;
   at::Tensor out = at::empty({static_cast<int64_t>(own.ends.size())}, ends.options());
-  for (size_t i = 0; i < own.ends.size(); ++i)
-    out.mutable_data_ptr<int32_t>()[i] = own.ends[i] - static_cast<int32_t>(own.begin);
+  for (size_t i = 0; i < own.ends.size(); ++i) {
+    const int64_t end = own.ends[i] - begin;
+    out.mutable_data_ptr<int32_t>()[i] = static_cast<int32_t>(room > 0 ? std::clamp<int64_t>(end, 0, room) : end);
+  }
   return {out};
+}
+
+std::vector<at::Tensor> further_rounds(const KernelContext& c) {
+  const int64_t ranks = c.group ? c.group->group->size() : 1, room = c.op.attr<int64_t>("room");
+  const std::vector<int64_t> bounds = row_bounds(c.op, c.operands[0].contiguous(), -1, ranks);
+  int64_t most = 0;
+  for (size_t r = 1; r < bounds.size(); ++r) most = std::max(most, bounds[r] - bounds[r - 1]);
+  return {at::scalar_tensor(std::max<int64_t>((most + room - 1) / room, 1) - 1, at::kLong)};
 }
 
 }  // namespace sfsdp::exec

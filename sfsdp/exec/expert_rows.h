@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include "sfsdp/exec/kernels.h"
@@ -16,9 +18,13 @@ namespace sfsdp::exec {
 //   rows: how many there are; -1: not known here
 std::vector<int64_t> row_bounds(const ir::Op& op, const at::Tensor& ends, int64_t rows, int64_t ranks);
 
+// The number of a round, operand `index` of an op; 0 where there is none.
+int64_t round_of(std::span<const at::Tensor> operands, size_t index);
+
 //   throws: UserError where the offsets in memory are no ends of groups that lie side by side within the rows
 std::vector<at::Tensor> own_rows(const KernelContext& c);
 std::vector<at::Tensor> spread_rows(const KernelContext& c);
 std::vector<at::Tensor> own_ends(const KernelContext& c);
+std::vector<at::Tensor> further_rounds(const KernelContext& c);
 
 }  // namespace sfsdp::exec

@@ -17,6 +17,7 @@
 #include "sfsdp/exec/row_exchange.h"
 #include "sfsdp/exec/sequence.h"
 #include "sfsdp/exec/vocabulary.h"
+#include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/update_segments.h"
 #include "sfsdp/kernels/sum_squares.h"
@@ -280,6 +281,10 @@ Tensors sgd(const KernelContext& c) {
   return {in[0], in[1]};
 }
 
+// What is carried lies where it lay: the executor says how often what stands in between runs.
+Tensors begin_trip(const KernelContext& c) { return {c.operands.begin() + 1, c.operands.end()}; }
+Tensors end_trips(const KernelContext& c) { return {c.operands.begin(), c.operands.end()}; }
+
 struct Row {
   std::string_view opcode;
   Kernel kernel;
@@ -298,6 +303,7 @@ constexpr Row kKernels[] = {
     {"own_rows", &own_rows},
     {"spread_rows", &spread_rows},
     {"own_ends", &own_ends},
+    {"further_rounds", &further_rounds},
     {"reorder", &reorder},
     {"embedding", &embedding_of_part},
     {"embedding_backward", &embedding_backward_of_part},
@@ -319,6 +325,9 @@ constexpr Row kKernels[] = {
     {"all_to_all.start", &collective},
     {"all_to_all_v.start", &collective},
     {"wait", &identity},
+    {"loop", &begin_trip},
+    {"when", &begin_trip},
+    {"end", &end_trips},
     {"grad_norm", &grad_norm},
     {"clip_coefficient", &clip_coefficient},
     {"non_finite", &non_finite},
@@ -370,6 +379,13 @@ void exchange(const ir::Op& op, const GroupCall& group, const at::Tensor& in, co
 }
 
 }  // namespace
+
+int64_t trips_of(const ir::Op& loop, const at::Tensor& number) {
+  const auto trips = number.item<int64_t>();
+  if (trips < 0 || trips > ir::most_trips(loop))
+    throw UserError(concat(ir::name_of(loop), " is to make ", trips, " trips\n  expected 0 to ", ir::most_trips(loop)));
+  return trips;
+}
 
 void collective_into(const ir::Op& op, const GroupCall& group, std::span<const at::Tensor> operands,
                      const at::Tensor& out) {

@@ -38,6 +38,10 @@ using Kernel = std::vector<at::Tensor> (*)(const KernelContext&);
 // nullptr for an opcode that has none here (inputs, accumulate and aten ops are the executor's).
 Kernel find_kernel(std::string_view opcode);
 
+// How often the body of a loop (ir/loops.h) runs, by what lies in memory.
+//   throws: UserError for fewer than 0 or more trips than its text allows
+int64_t trips_of(const ir::Op& loop, const at::Tensor& number);
+
 // A collective of more than one rank from the first operand to `out`, contiguous both; those of an all_reduce may be one.
 void collective_into(const ir::Op& op, const GroupCall& group, std::span<const at::Tensor> operands,
                      const at::Tensor& out);

@@ -15,10 +15,12 @@
 namespace sfsdp::exec {
 namespace {
 
-// Of which rank each row is, of rows in ranges side by side: those of rank r are [bounds[r], bounds[r + 1]).
+// Which rank has each row, of rows in ranges side by side: those of rank r are [bounds[r], bounds[r + 1]), in a round of `room` rows some of
+// them.
 class Owners {
  public:
-  explicit Owners(std::vector<int64_t> bounds) : bounds_(std::move(bounds)) {}
+  explicit Owners(std::vector<int64_t> bounds, int64_t room = 0, int64_t round = 0)
+      : bounds_(std::move(bounds)), room_(room), round_(round) {}
   static Owners even(int64_t rows, int64_t ranks) {
     std::vector<int64_t> bounds;
     for (int64_t r = 0; r <= ranks; ++r) bounds.push_back(r * (rows / ranks));
@@ -27,13 +29,15 @@ class Owners {
   // -1: of none
   int of(int64_t row) const {
     if (row >= bounds_.back()) return -1;
-    return static_cast<int>(std::ranges::upper_bound(bounds_, row) - bounds_.begin()) - 1;
+    const auto rank = static_cast<size_t>(std::ranges::upper_bound(bounds_, row) - bounds_.begin()) - 1;
+    return room_ > 0 && (row - bounds_[rank]) / room_ != round_ ? -1 : static_cast<int>(rank);
   }
-  int64_t begin(int rank) const { return bounds_[static_cast<size_t>(rank)]; }
-  int64_t rows(int rank) const { return bounds_[static_cast<size_t>(rank) + 1] - begin(rank); }
+  // Its first row.
+  int64_t begin(int rank) const { return bounds_[static_cast<size_t>(rank)] + round_ * room_; }
 
  private:
   std::vector<int64_t> bounds_;
+  int64_t room_ = 0, round_ = 0;
 };
 
 // By rank, the rows that this one sends there, and where those go that come from there; rows of its own tensors.
@@ -87,7 +91,8 @@ void exchange_rows(const ir::Op& op, comm::Communicator& group, std::span<const 
   const bool to_rows = ir::sends_to_rows(op), adds = op.has_attr("adds");
   const int64_t ranks = group.size(), indexes = index.numel(), rows = op.attr<int64_t>("rows");
   const int64_t sent = adds ? indexes : rows, made = adds ? rows : indexes;
-  const Owners groups(row_bounds(op, operands[2].contiguous(), to_rows ? made : sent, ranks));
+  const Owners groups(row_bounds(op, operands[2].contiguous(), to_rows ? made : sent, ranks),
+                      op.attr_or<int64_t>("room", 0), round_of(operands, 3));
   const Owners parts = Owners::even(to_rows ? sent : made, ranks);
   const Owners &senders = to_rows ? parts : groups, &receivers = to_rows ? groups : parts;
   const Moves moves = moves_of(op, group.rank(), senders, receivers, index, ranks);

@@ -142,6 +142,90 @@ TEST_CASE("rows that are exchanged are those of LibTorch's index_select and inde
     }
 }
 
+// Rounds of 5 rows: what they give together is what one exchange of all rows gives.
+ir::Graph with_rounds(int64_t ranks) {
+  const std::string tokens = concat("f32[", kTokens / ranks, "/ep, 2]"),
+                    copies = concat("f32[", kRows / ranks, "/ep, 2]");
+  return ir::parse_or_throw(concat("graph mesh [ep=", ranks, R"(] view local
+  %order = input name=order : i64[24]
+  %place = input name=place : i64[24]
+  %ends = input name=ends : i32[12]
+  %round = input name=round : i64[]
+  %x = input name=x : )",
+                                   tokens, R"(
+  %y = input name=y : f32[5, 2] rows0(ep)
+fwd:
+  %more = further_rounds %ends axis=ep room=5 : i64[]
+  %own = own_ends %ends, %round axis=ep room=5 : i32[)",
+                                   12 / ranks, R"(/ep]
+  %first = own_ends %ends axis=ep room=5 : i32[)",
+                                   12 / ranks, R"(/ep]
+  %rows = all_to_all_v %x, %order, %ends, %round axis=ep room=5 rows=12 to=rows : f32[5, 2] rows0(ep)
+  %back = all_to_all_v %y, %place, %ends, %round axis=ep room=5 rows=24 to=parts : )",
+                                   copies, R"(
+  %dx = all_to_all_v %y, %order, %ends, %round adds=true axis=ep room=5 rows=12 to=parts : )",
+                                   tokens, R"(
+  return %back
+)"));
+}
+
+TEST_CASE("rows that are exchanged in rounds: each is of the next rows of each rank, and all of them make the whole") {
+  std::mt19937 random(5);
+  for (const int64_t ranks : {2, 3}) {
+    const ir::Graph graph = with_rounds(ranks);
+    const auto run = [&](const char* name, const Groups& groups, const std::vector<Tensor>& operands) {
+      return OpCall(*graph.find_value(name)->producer(), graph, groups, Rng::Counter).run(operands, {}, {})[0];
+    };
+    for (int trial = 0; trial < 8; ++trial) {
+      std::vector<int32_t> groups = random_ends(random);
+      if (trial == 0) groups.assign(12, 0);
+      if (trial == 1) groups.assign(12, kRows);
+      const Setting s = setting_of(groups, ranks, random, true);
+      int64_t most = 0;
+      for (size_t r = 0; r < static_cast<size_t>(ranks); ++r) most = std::max(most, s.bounds[r + 1] - s.bounds[r]);
+      const int64_t rounds = std::max<int64_t>((most + 4) / 5, 1);
+      at::manual_seed(trial);
+      const Tensor x = at::randn({kTokens, 2});
+      Tensor y = at::randn({kRows, 2});
+      y.narrow(0, groups.back(), kRows - groups.back()).zero_();
+      const Tensor rows = x.index_select(0, s.order), back = y.index_select(0, s.place);
+      const Tensor dx = at::zeros({kTokens, 2}).index_add(0, s.order, y);
+      std::mutex mutex;
+      std::vector<int> members(static_cast<size_t>(ranks));
+      for (int r = 0; r < ranks; ++r) members[static_cast<size_t>(r)] = r;
+      testing::run_ranks(static_cast<int>(ranks), [&](comm::CommWorld& world) {
+        const Groups on = {{"ep", world.group("ep", members)}};
+        const int64_t rank = world.rank(), begin = s.bounds[static_cast<size_t>(rank)],
+                      end = s.bounds[static_cast<size_t>(rank) + 1];
+        Tensor back_sum = at::zeros({kRows / ranks, 2}), dx_sum = at::zeros({kTokens / ranks, 2});
+        std::vector<Tensor> got_rows, got_ends;
+        for (int64_t k = 0; k < rounds; ++k) {
+          const Tensor round = at::scalar_tensor(k, at::kLong);
+          const int64_t from = std::min(begin + 5 * k, end), to = std::min(from + 5, end);
+          Tensor own = at::full({5, 2}, 1e9);  // after the round's rows nobody may read
+          own.narrow(0, 0, to - from).copy_(y.narrow(0, from, to - from));
+          got_rows.push_back(
+              run("rows", on, {part_of(x, rank, ranks), s.order, s.ends, round}).narrow(0, 0, to - from));
+          got_ends.push_back(run("own", on, {s.ends, round}));
+          back_sum += run("back", on, {own, s.place, s.ends, round});
+          dx_sum += run("dx", on, {own, s.order, s.ends, round});
+        }
+        const std::lock_guard lock(mutex);
+        CAPTURE(ranks);
+        CAPTURE(trial);
+        CHECK(run("more", on, {s.ends}).item<int64_t>() == rounds - 1);
+        CHECK(at::equal(at::cat(got_rows), rows.narrow(0, begin, end - begin)));
+        CHECK(at::equal(back_sum, part_of(back, rank, ranks)));
+        CHECK(at::allclose(dx_sum, part_of(dx, rank, ranks)));
+        CHECK(at::equal(run("first", on, {s.ends}), got_ends[0]));
+        const Tensor all_own = (s.ends - begin).narrow(0, rank * (12 / ranks), 12 / ranks);
+        for (int64_t k = 0; k < rounds; ++k)
+          CHECK(at::equal(got_ends[static_cast<size_t>(k)], (all_own - 5 * k).clamp(0, 5)));
+      });
+    }
+  }
+}
+
 TEST_CASE("rows that are exchanged: an index or offsets that name no rows are refused on all ranks, by name") {
   std::mutex mutex;
   testing::run_ranks(2, [&](comm::CommWorld& world) {

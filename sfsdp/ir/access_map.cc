@@ -193,7 +193,7 @@ struct Text {
 };
 #define SFSDP_OP(name, min_operands, max_operands, results, flags, cost, alias, rule, access) Text{name, access},
 #define SFSDP_UPDATE(name, moments, operands, results, flags, rule, access) Text{name, access},
-#define SFSDP_COLLECTIVE(name, operands, rule) Text{name, ""}, Text{name ".start", ""},
+#define SFSDP_COLLECTIVE(name, fewest, most, rule) Text{name, ""}, Text{name ".start", ""},
 #define SFSDP_ATEN SFSDP_OP
 constexpr Text kTexts[] = {
 #include "sfsdp/ir/opset.def"

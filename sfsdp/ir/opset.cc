@@ -18,10 +18,10 @@ namespace {
   OpRow{name, min_operands, max_operands, results, flags, CostClass::cost, Alias::alias, rule},
 #define SFSDP_UPDATE(name, moments, operands, results, flags, rule, access) \
   OpRow{name, operands, operands, results, flags, CostClass::Alone, Alias::Fresh, rule, moments},
-#define SFSDP_COLLECTIVE(name, operands, rule)                                                            \
-  OpRow{name, operands, operands, 1, kPure | kCollective, CostClass::Communication, Alias::Fresh, rule},  \
-      OpRow{name ".start", operands, operands, 1, kPure | kCollective | kStart, CostClass::Communication, \
-            Alias::Fresh,  rule},
+#define SFSDP_COLLECTIVE(name, fewest, most, rule)                                                 \
+  OpRow{name, fewest, most, 1, kPure | kCollective, CostClass::Communication, Alias::Fresh, rule}, \
+      OpRow{                                                                                       \
+          name ".start", fewest, most, 1, kPure | kCollective | kStart, CostClass::Communication, Alias::Fresh, rule},
 constexpr OpRow kOwnRows[] = {
 #include "sfsdp/ir/opset.def"
 };
@@ -259,7 +259,7 @@ std::string call_text(const Op& op) {
   Type sent = op.operands[0]->type();
   sent.placements.clear();
   std::string text = concat(collective_kind(op), " of ", sent);
-  for (const char* key : {"op", "root", "dim", "split", "join", "rows", "to", "adds"})
+  for (const char* key : {"op", "root", "dim", "split", "join", "rows", "to", "adds", "room"})
     if (op.has_attr(key)) text += concat(" ", key, "=", op.attrs.at(key));
   return text;
 }

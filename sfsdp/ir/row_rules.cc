@@ -14,6 +14,21 @@ int64_t groups_of(RuleContext& context, const Type& ends) {
   return ends.dims[0].size / ranks;
 }
 
+// How many rows a rank has at once, of so many.
+int64_t room_of(RuleContext& context, int64_t rows) {
+  if (!context.op.has_attr("room")) return rows;
+  const int64_t room = context.integer("room");
+  if (room < 1) context.stop(concat("has room=", room), "expected one row or more");
+  return room;
+}
+
+// Operand `index`, the number of a round, if it is there.
+void check_round(RuleContext& context, size_t index) {
+  if (!context.has_operand(index)) return;
+  if (!context.op.has_attr("room")) context.stop("counts rounds without room=", "expected how many rows a round has");
+  context.expect_dtype(DType::i64, context.tensor(index, 0).dtype, "the round");
+}
+
 }  // namespace
 
 void rule_own_rows(RuleContext& context) {
@@ -22,7 +37,18 @@ void rule_own_rows(RuleContext& context) {
   context.expect_like(0, context.operand());
 }
 
-void rule_own_ends(RuleContext& context) { context.expect_result({groups_of(context, context.operand())}); }
+void rule_own_ends(RuleContext& context) {
+  check_round(context, 1);
+  room_of(context, 0);
+  context.expect_result({groups_of(context, context.operand())});
+}
+
+void rule_further_rounds(RuleContext& context) {
+  groups_of(context, context.operand());
+  context.integer("room");
+  room_of(context, 0);
+  context.expect(0, DType::i64, {});
+}
 
 void rule_all_to_all_v(RuleContext& context) {
   const int64_t ranks = context.ranks(), rows = context.integer("rows");
@@ -38,10 +64,11 @@ void rule_all_to_all_v(RuleContext& context) {
   const int64_t parted = to_rows ? sent : made;
   if (rows < 0 || parted % ranks != 0)
     context.stop(concat("cannot cut ", parted, " rows into ", ranks), "expected a number that the ranks divide");
+  check_round(context, 3);
   Shape shape = context.operand().shape();
-  shape[0] = to_rows ? sent / ranks : sent;
+  shape[0] = to_rows ? sent / ranks : room_of(context, sent);
   context.expect_shape(shape, context.operand(), "what is sent");
-  shape[0] = to_rows ? made : made / ranks;
+  shape[0] = to_rows ? room_of(context, made) : made / ranks;
   context.expect_result(shape);
 }
 

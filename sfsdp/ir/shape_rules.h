@@ -75,7 +75,7 @@ class RuleContext {
 void no_rule(RuleContext& context);
 #define SFSDP_OP(name, min_operands, max_operands, results, flags, cost, alias, rule, access) \
   void rule(RuleContext& context);
-#define SFSDP_COLLECTIVE(name, operands, rule) void rule(RuleContext& context);
+#define SFSDP_COLLECTIVE(name, fewest, most, rule) void rule(RuleContext& context);
 #define SFSDP_UPDATE(name, moments, operands, results, flags, rule, access) void rule(RuleContext& context);
 #define SFSDP_ATEN SFSDP_OP
 #include "sfsdp/ir/opset.def"

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/parallel/expert_cuts.h"
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <unordered_set>
 
@@ -126,6 +128,23 @@ std::optional<OpCut> exchange_cut_of(const Op& op, const std::vector<Placement>&
   else
     return std::nullopt;
   return way;
+}
+
+bool exchanges(const ExpertParallelOptions& options) {
+  return options.dispatch != DispatchMethod::Gather || options.capacity > 0;
+}
+
+int64_t rows_in_all(const Op& op, bool to_rows) {
+  const bool adds = op.is("aten.index_add");
+  if (adds != to_rows) return op.operands[1]->type().numel();
+  return (adds ? op.result() : op.operands[0])->type().dims[0].size;
+}
+
+int64_t room_of(int64_t rows, int64_t ranks, double capacity) {
+  if (capacity <= 0) return 0;
+  // A dimension of one row would be taken for one that is repeated.
+  const double room = std::max(std::ceil(capacity * static_cast<double>(rows) / static_cast<double>(ranks)), 2.0);
+  return room >= static_cast<double>(rows) ? 0 : static_cast<int64_t>(room);
 }
 
 bool exchanges_less(const Op& op, int64_t ranks) {

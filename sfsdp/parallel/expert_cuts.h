@@ -14,6 +14,7 @@
 #include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/ir/placement.h"
+#include "sfsdp/parallel/expert_parallel.h"
 #include "sfsdp/parallel/op_cuts.h"
 
 namespace sfsdp::parallel {
@@ -40,6 +41,16 @@ std::optional<size_t> rows_operand(const ir::Op& op);
 // nullopt: they are neither, or the ranks do not divide its result.
 std::optional<OpCut> exchange_cut_of(const ir::Op& op, const std::vector<ir::Placement>& operands, int64_t offsets,
                                      int64_t ranks);
+
+// Whether rows may be exchanged.
+bool exchanges(const ExpertParallelOptions& options);
+
+// How many rows the ranks have together, of those that such an op sends or makes.
+int64_t rows_in_all(const ir::Op& op, bool to_rows);
+
+// For how many of so many rows a rank has room at once; 0: for all.
+//   capacity: ExpertParallelOptions::capacity
+int64_t room_of(int64_t rows, int64_t ranks, double capacity);
 
 // Whether to send the rows that the op picks out of tokens takes less than to gather the tokens.
 bool exchanges_less(const ir::Op& op, int64_t ranks);

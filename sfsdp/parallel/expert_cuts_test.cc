@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <string>
 
 #include "sfsdp/base/error.h"
@@ -11,7 +12,9 @@
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/parallel/expert_parallel.h"
 #include "sfsdp/parallel/partition.h"
+#include "sfsdp/passes/pass_manager.h"
 #include "sfsdp/plan/verify/layouts.h"
+#include "sfsdp/plan/verify/rounds.h"
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/same_meaning.h"
 
@@ -72,12 +75,15 @@ std::string ends_at(int a, int b, int c, int d) {
   return text + "%ends = aten.cat [" + names + "] dim=0 : i32[4]";
 }
 
-ir::Graph cut(const std::string& text, int64_t ranks, DispatchMethod dispatch = DispatchMethod::Gather) {
+const ExpertParallelOptions kExchange = {.dispatch = DispatchMethod::Exchange};
+
+ir::Graph cut(const std::string& text, int64_t ranks,
+              const ExpertParallelOptions& expert = {.dispatch = DispatchMethod::Gather}) {
   ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
   graph.mesh = {{"ep", ranks}};
   graph.view = ir::Graph::View::Local;
   const ContextParallelOptions batch = {.load_balance = false};
-  partition(graph, {"ep", ranks}, find_experts(graph, {}, ranks), {}, &batch, 1, dispatch);
+  partition(graph, {"ep", ranks}, find_experts(graph, {}, ranks), {}, &batch, 1, expert);
   for (const ir::Diagnostic& wrong : ir::verify(graph)) FAIL_CHECK(wrong.message, "\n", wrong.detail);
   CHECK(plan::verify_layouts(graph) == "");
   return graph;
@@ -121,7 +127,7 @@ TEST_CASE("partition over ep by exchange: tokens' rows are sent to their experts
   std::string text = kForward;
   text.replace(text.find("    ENDS\n"), 9, "");
   text.replace(text.find("    %h ="), 0, "    %ends = full value=8 : i32[4]\n");
-  CHECK(ir::print(cut(text + "    return %loss\n", 2, DispatchMethod::Exchange)) == testing::dedent(R"(
+  CHECK(ir::print(cut(text + "    return %loss\n", 2, kExchange)) == testing::dedent(R"(
     graph mesh [ep=2] view local
       %w1 = param box=ep name=moe.experts.w1 : f32[2/ep, 3, 5] at moe.experts.w1
       %w2 = param box=ep name=moe.experts.w2 : f32[2/ep, 5, 3] at moe.experts.w2
@@ -150,7 +156,7 @@ TEST_CASE("partition over ep by exchange: tokens' rows are sent to their experts
 TEST_CASE("partition over ep: tokens are exchanged where they have fewer copies than there are ranks") {
   const std::string text = with_ends(kForward, "%ends = full value=8 : i32[4]") + "    return %loss\n";
   for (const int64_t ranks : {2, 4}) {  // a copy each
-    CHECK(ir::print(cut(text, ranks, DispatchMethod::Auto)) == ir::print(cut(text, ranks, DispatchMethod::Exchange)));
+    CHECK(ir::print(cut(text, ranks, ExpertParallelOptions())) == ir::print(cut(text, ranks, kExchange)));
     CHECK(ir::print(cut(text, ranks)).find("all_to_all_v") == std::string::npos);
   }
   std::string twice = text;
@@ -163,8 +169,8 @@ TEST_CASE("partition over ep: tokens are exchanged where they have fewer copies 
         std::pair("  fwd:", "    %back_order = input name=back_order : i64[8]\n  fwd:")})
     for (size_t at = twice.find(from); at != std::string::npos; at = twice.find(from, at + std::string(to).size()))
       twice.replace(at, std::string(from).size(), to);
-  CHECK(ir::print(cut(twice, 2, DispatchMethod::Auto)) == ir::print(cut(twice, 2)));  // two copies, two ranks
-  CHECK(ir::print(cut(twice, 4, DispatchMethod::Auto)) == ir::print(cut(twice, 4, DispatchMethod::Exchange)));
+  CHECK(ir::print(cut(twice, 2, ExpertParallelOptions())) == ir::print(cut(twice, 2)));  // two copies, two ranks
+  CHECK(ir::print(cut(twice, 4, ExpertParallelOptions())) == ir::print(cut(twice, 4, kExchange)));
 }
 
 TEST_CASE("partition over ep: on 2 and 4 ranks a mixture means the same as on one, whoever has the rows") {
@@ -175,8 +181,36 @@ TEST_CASE("partition over ep: on 2 and 4 ranks a mixture means the same as on on
       CAPTURE(ends);
       const std::string text = with_ends(kForward, ends) + kBackward.substr(1);
       for (const DispatchMethod dispatch : {DispatchMethod::Gather, DispatchMethod::Exchange})
-        testing::expect_same_meaning(text, cut(text, ranks, dispatch), ranks);
+        testing::expect_same_meaning(text, cut(text, ranks, {.dispatch = dispatch}), ranks);
     }
+}
+
+// A rank has room for an even share, or for half or one and a half of it; what is more comes in further rounds, in forward and backward.
+TEST_CASE("partition over ep: with room for some rows, in as many rounds as they need, a mixture means the same") {
+  for (const int64_t ranks : {2, 4})
+    for (const double capacity : {0.5, 1.0, 1.5})
+      for (const std::string& ends :
+           {ends_at(3, 3, 5, 8), ends_at(8, 8, 8, 8), ends_at(0, 0, 0, 8), ends_at(2, 4, 6, 8)}) {
+        CAPTURE(ranks);
+        CAPTURE(capacity);
+        CAPTURE(ends);
+        const std::string text = with_ends(kForward, ends) + kBackward.substr(1);
+        ir::Graph graph = cut(text, ranks, {.capacity = capacity});
+        CHECK(plan::check_rounds(graph) != "");
+        const std::array calls = {passes::make_call("further_rounds")};
+        passes::run_passes(graph, calls, {.checks = passes::Checks::EveryPass});
+        CHECK(plan::verify_layouts(graph) == "");
+        CHECK(plan::check_rounds(graph) == "");
+        testing::expect_same_meaning(text, graph, ranks);
+      }
+}
+
+TEST_CASE("partition over ep: room for some rows, of which an op wants all, is refused by name") {
+  std::string text = with_ends(kForward, "%ends = full value=8 : i32[4]");
+  const std::string back = "aten.index_select %y, %order dim=0 : f32[8, 3] at moe";
+  text.replace(text.find(back), back.size(), "aten.cumsum %y dim=0 : f32[8, 3] at moe");
+  CHECK_THROWS_WITH_AS(cut(text + "    return %loss\n", 2, {.capacity = 1}),
+                       doctest::Contains("wanted of all ranks' experts at once"), UserError);
 }
 
 TEST_CASE(

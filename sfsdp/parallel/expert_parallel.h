@@ -23,6 +23,9 @@ struct ExpertParallelOptions {
   // Parameters whose dimension 0 is the experts, or modules of such parameters, by path (names in tensor_parallel.h).
   std::vector<std::string> experts = {"*.experts"};
   DispatchMethod dispatch = DispatchMethod::Auto;
+  // Rows that a rank's experts have room for at once, in even shares: 1.25 is a quarter more than if all experts were chosen alike. Where a
+  // rank has more, all ranks make further rounds; nothing is dropped. Rows are then exchanged. 0: room for all rows on one rank.
+  double capacity = 0;
 };
 
 namespace parallel {

@@ -66,7 +66,7 @@ std::string_view verb_of(std::string_view axis) {
   return is_sequence_axis(axis) ? "context_parallel: " : "tensor_parallel: ";
 }
 
-void localise(ir::Graph& graph, const MeshAxis& axis, const Placements& placements) {
+void localise(ir::Graph& graph, const MeshAxis& axis, const Placements& placements, const Rooms& rooms) {
   for (const auto& op : graph.ops()) {
     bool any = false;
     std::vector<Type> whole;
@@ -81,6 +81,10 @@ void localise(ir::Graph& graph, const MeshAxis& axis, const Placements& placemen
         any = true;
       } else if (placement.kind == Placement::Kind::Rows) {
         type.placements.push_back({Placement::rows(placement.dim), {axis.name}});
+        if (const auto room = rooms.find(placement.blocks); room != rooms.end()) {
+          type.dims[static_cast<size_t>(placement.dim)].size = room->second;
+          any = true;
+        }
       } else {
         type.placements.push_back({placement, {axis.name}});
       }

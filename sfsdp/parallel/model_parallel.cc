@@ -23,7 +23,7 @@ std::vector<PartitionReport> apply_model_parallel(ir::Graph& graph, const Strate
     if (is_expert_axis(axis)) {
       const ContextParallelOptions batch = {.load_balance = false, .sequence_dims = strategy.options.batch_dims};
       reports.push_back(partition(graph, {axis, ranks}, find_experts(graph, strategy.expert, ranks), {}, &batch, inner,
-                                  strategy.expert.dispatch));
+                                  strategy.expert));
     } else if (is_sequence_axis(axis))
       reports.push_back(partition(graph, {axis, ranks}, {}, {}, &strategy.context, inner));
     else

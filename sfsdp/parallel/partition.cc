@@ -45,15 +45,15 @@ class Partitioner {
  public:
   Partitioner(Graph& graph, MeshAxis axis, const std::map<std::string, int64_t>& cuts,
               const TensorParallelOptions& options, const ContextParallelOptions* context, int64_t inner,
-              DispatchMethod dispatch)
+              const ExpertParallelOptions& expert)
       : graph_(graph),
         axis_(std::move(axis)),
         cuts_(cuts),
         options_(options),
         context_(context),
         inner_(inner),
-        dispatch_(dispatch),
-        wanted_rows_(context && dispatch != DispatchMethod::Gather ? find_wanted_rows(graph, cuts) : WantedRows()),
+        expert_(expert),
+        wanted_rows_(context && exchanges(expert) ? find_wanted_rows(graph, cuts) : WantedRows()),
         build_(graph) {}
 
   PartitionReport run() {
@@ -69,7 +69,7 @@ class Partitioner {
     for (ir::Carry& carry : graph_.carries)
       carry.next = lying(instead_of(carry.next), placement_of(carry.current), nullptr);
     build_.apply();
-    localise(graph_, axis_, placements_);
+    localise(graph_, axis_, placements_, rooms_);
     return report_;
   }
 
@@ -193,6 +193,8 @@ class Partitioner {
                .like(reader)
                .in(ends->producer()->section)
                .value("own_ends", {ends}, ends->type(), ends->name() + ".own", {{"axis", axis_.name}});
+    if (const auto room = rooms_.find(number_of(ends)); room != rooms_.end())
+      made->producer()->attrs["room"] = room->second;
     placements_[made] = Placement::shard(0);
     return made;
   }
@@ -212,7 +214,7 @@ class Partitioner {
     if (!ends || placement_of(ends) != kWhole) return std::nullopt;
     const bool picks = wanted_rows_.contains(op.result());
     if (picks && op.is("aten.index_select") &&
-        (dispatch_ == DispatchMethod::Exchange || exchanges_less(op, axis_.size)))
+        (expert_.capacity > 0 || expert_.dispatch == DispatchMethod::Exchange || exchanges_less(op, axis_.size)))
       exchanged_.insert(ends);
     if (!exchanged_.contains(ends)) return std::nullopt;
     return exchange_cut_of(op, operands, picks ? number_of(ends) : 0, axis_.size);
@@ -220,9 +222,13 @@ class Partitioner {
 
   void exchange(Op& op, const OpCut& way) {
     const bool to_rows = is_rows(way.results[0]);
-    Value* ends = to_rows ? ends_[static_cast<size_t>(way.results[0].blocks - 1)]
-                          : ends_[static_cast<size_t>(way.operands[*rows_operand(op)]->blocks - 1)];
+    const int64_t number = (to_rows ? way.results[0] : *way.operands[*rows_operand(op)]).blocks;
+    Value* ends = ends_[static_cast<size_t>(number - 1)];
     Value* made = make_exchange(build_.before(&op).like(op), op, ends, axis_.name, to_rows);
+    if (const int64_t room = room_of(rows_in_all(op, to_rows), axis_.size, expert_.capacity)) {
+      made->producer()->attrs["room"] = room;
+      rooms_[number] = room;
+    }
     report_.moves.push_back({.opcode = "all_to_all_v",
                              .path = op.operands[*rows_operand(op)]->producer()->module_path,
                              .reader = op.opcode.str(),
@@ -514,6 +520,12 @@ class Partitioner {
   // A rank's rows of what is whole, or a summand of its rows.
   Value* take_rows(const ir::Builder::Place& place, Value* value, const Placement& from, const Placement& wanted) {
     const Placement& rows = is_rows(from) ? from : wanted;
+    if (rooms_.contains(rows.blocks))
+      throw UserError(
+          concat(verb_of(axis_.name), "%", value->name(), " of ", value->producer()->module_path,
+                 " is wanted of all ranks' experts at once, and they have room for some rows\n  expected ops "
+                 "that make each row of the same row between a mixture's exchanges, or no ",
+                 "ExpertParallelOptions::capacity"));
     ir::Type type = value->type();
     type.strides.clear();
     Value* ends = ends_[static_cast<size_t>(rows.blocks - 1)];
@@ -530,7 +542,7 @@ class Partitioner {
   const TensorParallelOptions& options_;
   const ContextParallelOptions* const context_;
   const int64_t inner_;
-  const DispatchMethod dispatch_;
+  const ExpertParallelOptions& expert_;
   const WantedRows wanted_rows_;
   ir::Builder build_;
   Placements placements_;                                         // of what is not whole
@@ -541,6 +553,7 @@ class Partitioner {
   std::vector<Value*> ends_;                           // of groups, whole: those that a rank has some of
   std::unordered_map<const Value*, Value*> own_ends_;  // by these
   std::unordered_set<const Value*> exchanged_;         // those whose rows are sent to their ranks alone
+  Rooms rooms_;                                        // for their rows, where not for all
   Op* first_ = nullptr;                                // that is no root
   size_t inputs_ = 0;                                  // of the step, that were met
   PartitionReport report_;
@@ -577,9 +590,9 @@ void take_biases_apart(Graph& graph, const std::map<std::string, int64_t>& cuts)
 
 PartitionReport partition(Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts,
                           const TensorParallelOptions& options, const ContextParallelOptions* context, int64_t inner,
-                          DispatchMethod dispatch) {
+                          const ExpertParallelOptions& expert) {
   take_biases_apart(graph, cuts);
-  return Partitioner(graph, axis, cuts, options, context, inner, dispatch).run();
+  return Partitioner(graph, axis, cuts, options, context, inner, expert).run();
 }
 
 }  // namespace sfsdp::parallel

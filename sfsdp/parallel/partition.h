@@ -39,11 +39,11 @@ struct PartitionReport {
 //   context: not nullptr: the axis cuts tokens, the sequence of the batch or, an expert axis, the batch itself (sequence_dims says which
 //           dimension that is); of parameters only experts
 //   inner:   ranks of the axis that will cut heads within what this one cuts
-//   dispatch: how tokens come to experts
+//   expert:  how tokens come to experts
 //   throws: UserError naming op and module path where a cut value meets an op of which nothing says how it may be cut, and where heads
 //           are to be exchanged that the ranks do not divide
 PartitionReport partition(ir::Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts,
                           const TensorParallelOptions& options = {}, const ContextParallelOptions* context = nullptr,
-                          int64_t inner = 1, DispatchMethod dispatch = DispatchMethod::Auto);
+                          int64_t inner = 1, const ExpertParallelOptions& expert = {});
 
 }  // namespace sfsdp::parallel

@@ -81,6 +81,8 @@ std::vector<Stage> own_stages(const PipelineOptions& o, bool names_units, bool h
       {make_call("write_in_buckets"), o.fuse.scope == FuseScope::All},
       // What computes products, attention and loss.
       {make_call("name_kernels", o.kernels), o.kernels.is_any()},
+      // What the rows are computed in for which the first round has no room.
+      {make_call("further_rounds"), o.further_rounds},
   };
 }
 

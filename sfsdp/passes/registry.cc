@@ -27,6 +27,7 @@
 #include "sfsdp/passes/fuse/name_kernels.h"
 #include "sfsdp/passes/fuse/write_in_buckets.h"
 #include "sfsdp/passes/memory/chunk_loss.h"
+#include "sfsdp/passes/memory/further_rounds.h"
 #include "sfsdp/passes/memory/remat.h"
 #include "sfsdp/passes/memory/remat_in_kernels.h"
 #include "sfsdp/passes/overlap/cover_exchanges.h"
@@ -82,6 +83,8 @@ const std::vector<PassInfo>& rows() {
       row("early_all_reduces", "starts what is reduced once per step as soon as it is there, updates in that order",
           &early_all_reduces),
       row("fold_views", "views of views become one, views that change nothing none", &fold_views),
+      row("further_rounds", "makes the rounds of a mixture's rows that a rank has no room for at once, as loops",
+          &further_rounds),
       row("fuse", "says which ops one kernel computes", &fuse),
       row("gather_once", "starts gathers that forward alone has before the first micro-batch", &gather_once,
           {"split_collectives"}),

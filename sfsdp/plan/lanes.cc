@@ -170,6 +170,25 @@ std::vector<Action> program_of(const Graph& graph, const std::vector<CommLane>& 
   return program;
 }
 
+std::map<Task, const ir::Op*> loops_of_tasks(const Graph& graph, const std::vector<CommLane>& lanes) {
+  std::map<Task, const ir::Op*> tasks;
+  const std::vector<ir::Loop> loops = ir::loops_of(graph);
+  if (loops.empty()) return tasks;
+  const cost::Kernels kernels = cost::kernels_of(graph);
+  ir::OpTable<Task> task_of(graph);
+  for (size_t lane = 0; lane < lanes.size(); ++lane)
+    for (size_t i = 0; i < lanes[lane].collectives.size(); ++i) task_of[lanes[lane].collectives[i]] = {lane + 1, i};
+  for (const ir::Loop& loop : loops)
+    for (size_t i = loop.first + 1; i < loop.last; ++i) {
+      const Op& op = *graph.ops()[i];
+      if (ir::is_collective(op))
+        tasks[task_of[&op]] = loop.begin;
+      else if (kernels.of[i] >= 0)
+        tasks[{0, static_cast<size_t>(kernels.of[i])}] = loop.begin;
+    }
+  return tasks;
+}
+
 std::vector<Edge> make_edges(const Graph& graph, const std::vector<CommLane>& lanes,
                              const std::function<bool(const Op&)>& blocks) {
   std::vector<Edge> edges;

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -67,6 +68,9 @@ Actions actions_of(const ir::Graph& graph, const std::vector<CommLane>& lanes,
 // for those between, and the last one.
 std::vector<Action> program_of(const ir::Graph& graph, const std::vector<CommLane>& lanes,
                                const std::function<bool(const ir::Op&)>& blocks = nullptr, int64_t trips = 1);
+// The loop whose body a task is in, of tasks that are in one.
+std::map<Task, const ir::Op*> loops_of_tasks(const ir::Graph& graph, const std::vector<CommLane>& lanes);
+
 // Numbers of trips that stand for all others. A loop's two tasks are ordered with all that is outside of the body, so what a body
 // does meets only its own trips, and what a trip leaves to the next one, the second leaves to the third in the same places.
 // {1} where the graph has no loop.

@@ -2,6 +2,7 @@
 #include "sfsdp/sim/program.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
 #include <span>
@@ -78,9 +79,11 @@ Step read_step(const Graph& graph, const cost::Machine& machine, const Collectiv
   }
   out.kernels = std::move(kernels);
   out.kernel_position.assign(out.kernels.kernels.size(), -1);
+  const std::vector<ir::Loop> loops = ir::loops_of(graph);
   for (size_t i = 0; i < graph.ops().size(); ++i) {
     const Op& op = *graph.ops()[i];
     const auto position = static_cast<int64_t>(i);
+    if (ir::loop_around(loops, i)) continue;  // no trip: where rows are even, the first round has room for all
     if (ir::is_collective(op)) add_collective(step, op, position, rules, machine);
     if (ir::is_wait(op)) step.wait_position.try_emplace(op.operands[0]->producer(), position);
     const int kernel = out.kernels.kernel_of[i];  // runs where its first op stands
@@ -96,7 +99,11 @@ Step read_step(const Graph& graph, const cost::Machine& machine, const Collectiv
 class TaskOrder {
  public:
   TaskOrder(const Graph& graph, const CollectiveRules& rules, const Step& step, const std::vector<plan::Edge>* edges)
-      : graph_(graph), rules_(rules), step_(step), program_(step.program) {
+      : graph_(graph),
+        rules_(rules),
+        step_(step),
+        program_(step.program),
+        bodies_(plan::loops_of_tasks(graph, step.lanes)) {
     // The first kernel of a wait is the copy out of what was gathered.
     for (size_t kernel = 0; kernel < program_.kernel_position.size(); ++kernel)
       if (const int64_t position = program_.kernel_position[kernel]; position >= 0)
@@ -186,6 +193,7 @@ class TaskOrder {
   }
 
   void read_edge(const plan::Edge& edge, const std::vector<int>& priced) {
+    if (bodies_.contains(edge.from) || bodies_.contains(edge.to)) return;  // they make no trip
     const auto kernel = [&](const plan::Task& task) { return static_cast<size_t>(priced.at(task.number)); };
     const auto collective = [&](const plan::Task& task) {
       return step_.collective_of.at(step_.lanes.at(task.lane - 1).collectives.at(task.number));
@@ -215,6 +223,7 @@ class TaskOrder {
   const CollectiveRules& rules_;
   const Step& step_;
   const RankProgram& program_;
+  const std::map<plan::Task, const Op*> bodies_;
   Ends before_kernel_, kernels_before_, collectives_before_;  // collectives, by kernel; both by collective
 };
 
@@ -303,9 +312,6 @@ cost::GroupShape shape_of(const std::vector<ir::MeshAxis>& mesh, const std::vect
 RankProgram make_program(const Graph& graph, const cost::Machine& machine, cost::Execution execution,
                          cost::System system, StepGathers gathers, const cost::Composites& composites,
                          const std::vector<plan::Edge>* edges, Reductions reductions) {
-  if (const auto loops = ir::loops_of(graph); !loops.empty())
-    throw UserError(concat("the simulation cannot say how often ", ir::name_of(*loops[0].begin), " runs its body",
-                           "\n  expected a graph without loop and when"));
   for (const auto& op : graph.ops())
     if (ir::is_by_rank(*op))
       throw UserError(concat("the simulation runs one program on all ranks, and the graph has ", ir::name_of(*op),

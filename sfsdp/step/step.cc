@@ -152,6 +152,7 @@ struct Step::Impl {
     Held<const Program::Variant> variant;
     std::shared_ptr<exec::Executor> executor;
     step::OwnLoss own_loss;
+    std::vector<step::MixtureEnds> mixtures;
   };
   std::map<const Program::Variant*, Running> executors;  // of what the program keeps
   double agree_seconds = 0;  // that the last agree() took to compare what ranks are about to run
@@ -220,9 +221,10 @@ struct Step::Impl {
     if (const auto found = executors.find(variant.get()); found != executors.end()) return found->second;
     std::erase_if(executors, [](const auto& entry) { return entry.second.variant->let_go.load(); });
     step::check_constants(variant->plan, variant->constants);
-    Running made = {variant, nullptr, step::own_loss(variant->graph, position.size)};
+    Running made = {variant, nullptr, step::own_loss(variant->graph, position.size), step::mixtures_of(variant->graph)};
     std::vector<const ir::Value*> more = {made.own_loss.sum};
     if (made.own_loss.count) more.push_back(made.own_loss.count);
+    for (const step::MixtureEnds& mixture : made.mixtures) more.push_back(mixture.ends);
     if (runs_plans(options))
       made.executor = std::make_shared<exec::PlannedExecutor>(variant->plan, variant->constants, groups, position,
                                                               world ? world->rank() : 0, options.rng, memory, more,
@@ -312,13 +314,18 @@ StepResult Step::operator()(const std::vector<Batch>& micro_batches) {
       throw UserError(concat("step: Step::lr = ", lr, "\n  expected 0 or more, finite"));
     return program_->training(micro_batches[0]);
   });
-  const auto& [held, executor, own_loss] = impl_->running(variant, program_->options());
+  const auto& [held, executor, own_loss, mixtures] = impl_->running(variant, program_->options());
   const auto outputs =
       impl_->run(*executor, micro_batches, {.lr = lr, .step = step + 1, .seed = program_->options().seed});
   ++step;
   StepResult result = {outputs[0].item<double>(), outputs[1].item<double>(), outputs[2].item<float>() != 0.0f};
   result.own_loss = outputs[3].item<double>() * own_loss.factor;
   if (const double count = own_loss.count ? outputs[4].item<double>() : 0; count != 0) result.own_loss /= count;
+  if (!mixtures.empty()) result.experts.emplace();
+  for (size_t i = 0; i < mixtures.size(); ++i) {
+    const at::Tensor ends = outputs[(own_loss.count ? 5 : 4) + i].contiguous();
+    step::note_loads(*result.experts, mixtures[i], {ends.const_data_ptr<int32_t>(), static_cast<size_t>(ends.numel())});
+  }
   result.seconds = executor->seconds();
   result.seconds.communication += impl_->agree_seconds;
   return result;

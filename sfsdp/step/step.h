@@ -22,6 +22,7 @@
 #include "sfsdp/device/device.h"
 #include "sfsdp/exec/executor.h"
 #include "sfsdp/mesh/chunk.h"
+#include "sfsdp/optim/expert_loads.h"
 #include "sfsdp/optim/optimizer.h"
 #include "sfsdp/parallel/data_parallel.h"
 #include "sfsdp/passes/pipeline.h"
@@ -75,10 +76,12 @@ struct CompileOptions {
 };
 
 struct StepResult {
-  double loss = 0;                // mean of the global batch, with the weights before the update
-  double grad_norm = 0;           // before clipping
-  bool skipped = false;           // the norm was not finite: nothing was updated, unless skip_non_finite is off
-  double own_loss = 0;            // mean of this rank's samples; 0 where the loss counts none of their targets
+  double loss = 0;       // mean of the global batch, with the weights before the update
+  double grad_norm = 0;  // before clipping
+  bool skipped = false;  // the norm was not finite: nothing was updated, unless skip_non_finite is off
+  double own_loss = 0;   // mean of this rank's samples; 0 where the loss counts none of their targets
+  std::optional<step::ExpertLoads> experts =
+      std::nullopt;               // of this rank's group of ep; none: the model has no mixture
   exec::RunSeconds seconds = {};  // of this rank; what ranks compare before the step counts as communication
 };
 

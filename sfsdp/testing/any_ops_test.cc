@@ -42,6 +42,7 @@ TEST_CASE("any ops: programs verify, and hold every row that computes, and ops w
                                             "own_rows",
                                             "spread_rows",
                                             "own_ends",
+                                            "further_rounds",
                                             "as_summand",
                                             "reorder",
                                             "unpack",

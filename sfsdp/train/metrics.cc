@@ -92,6 +92,9 @@ std::string json_line(const StepMetrics& metrics) {
     text += concat(", \"", name, "\": ", json_number(value));
   };
   if (metrics.max_loss) add("max_loss", *metrics.max_loss);
+  if (metrics.expert_tokens) add("expert_tokens", *metrics.expert_tokens);
+  if (metrics.expert_rows) add("expert_rows", *metrics.expert_rows);
+  if (metrics.expert_rounds) add("expert_rounds", *metrics.expert_rounds);
   add("grad_norm", metrics.grad_norm);
   add("lr", metrics.lr);
   text += concat(", \"tokens\": ", metrics.tokens);

@@ -13,6 +13,9 @@ struct StepMetrics {
   double loss = 0;  // mean over the global batch
   // The largest of the ranks' own means; ranks ask each other in the steps that are reported, unset in the others.
   std::optional<double> max_loss = std::nullopt;
+  // How uneven a mixture's choices were, of the fullest expert and rank, and the rounds that rows took (optim/expert_loads.h); the largest of
+  // all ranks, in the steps that are reported.
+  std::optional<double> expert_tokens = std::nullopt, expert_rows = std::nullopt, expert_rounds = std::nullopt;
   double grad_norm = 0;                           // before clipping
   double lr = 0;                                  // of this very step
   int64_t tokens = 0;                             // trained on so far, over all ranks

@@ -443,6 +443,11 @@ class Trainer {
     if (log_.reports(k)) {
       const auto asked = Clock::now();
       metrics.max_loss = largest_of_ranks(world_, result.own_loss);
+      if (result.experts) {
+        metrics.expert_tokens = largest_of_ranks(world_, result.experts->tokens);
+        metrics.expert_rows = largest_of_ranks(world_, result.experts->rows);
+        metrics.expert_rounds = largest_of_ranks(world_, static_cast<double>(result.experts->rounds));
+      }
       metrics.comm_exposed_s += seconds_since(asked);
     }
     metrics.memory_gib = static_cast<double>(exec::most_allocated_bytes()) / (1 << 30);

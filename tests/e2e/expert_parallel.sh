@@ -17,8 +17,26 @@ run 2 sockets "${axis[@]}" --training.local_batch_size 2 --comm.shared_memory fa
 run 2 reference "${axis[@]}" --training.local_batch_size 2 --exec.executor reference
 run 4 fsdp "${axis[@]}" --training.local_batch_size 1
 run 2 micro_batches "${axis[@]}" --training.local_batch_size 1 --training.global_batch_size 4
+run 2 exchange "${axis[@]}" --training.local_batch_size 2 --parallelism.expert_parallel_dispatch exchange
+run 2 exchange_sockets "${axis[@]}" --training.local_batch_size 2 --parallelism.expert_parallel_dispatch exchange \
+  --comm.shared_memory false --exec.lanes threads
+run 2 rounds "${axis[@]}" --training.local_batch_size 2 --parallelism.expert_parallel_capacity 0.5
+run 4 rounds_threads "${axis[@]}" --training.local_batch_size 1 --parallelism.expert_parallel_capacity 0.5 --exec.lanes threads
+run 2 rounds_reference "${axis[@]}" --training.local_batch_size 1 --training.global_batch_size 4 \
+  --parallelism.expert_parallel_capacity 0.75 --exec.executor reference
 move_between_meshes 2
-expect_losses_of_one ep sockets reference fsdp micro_batches moved
+expect_losses_of_one ep sockets reference fsdp micro_batches moved exchange exchange_sockets rounds rounds_threads rounds_reference
+
+# How uneven choices are is told, and how many rounds they took.
+python3 - "$dir" <<'EOF'
+import json, sys
+for run, rounds in (("one", (1, 1)), ("ep", (1, 1)), ("rounds", (2, 4)), ("rounds_threads", (2, 4))):
+    for line in open(f"{sys.argv[1]}/{run}/metrics.jsonl"):
+        step = json.loads(line)
+        assert 1 <= step["expert_tokens"] <= 8, step
+        assert 1 <= step["expert_rows"] <= (1 if run == "one" else 2), step
+        assert rounds[0] <= step["expert_rounds"] <= rounds[1], (run, step)
+EOF
 
 # What a plan says: ep takes its ranks from those that share out parameters.
 $sfsdp inspect --config configs/deepseek_v3_debug.toml "${axis[@]}" --world 4 --json | python3 -c '

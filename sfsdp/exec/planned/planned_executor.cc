@@ -90,8 +90,8 @@ struct PlannedExecutor::Impl {
   std::vector<at::Tensor> made;    // by value, while its kernel runs
   std::deque<Task> tasks;
   device::PlanCommands commands;
-  std::unique_ptr<device::Device> device;        // after what its kernels use
-  std::array<size_t, ir::kParts> captured = {};  // by part of the step
+  std::unique_ptr<device::Device> device;                // after what its kernels use
+  std::array<std::vector<size_t>, ir::kParts> captured;  // by part of the step, its stretches
   std::vector<Input> inputs;
   std::map<std::string, const ir::Value*, std::less<>> state_values;
   std::vector<const ir::Value*> returned;
@@ -116,14 +116,15 @@ struct PlannedExecutor::Impl {
         placed(graph.id_bound()),
         made(graph.id_bound()),
         returned(graph.outputs.begin(), graph.outputs.end()) {
-    SFSDP_CHECK(ir::loops_of(graph).empty(), "the planned executor runs no loops");
     for (const ir::Value* value : more) returned.push_back(graph.find_value(value->name()));
     results.resize(returned.size());
     place_values(rank);
     make_tasks();
     device = make_device ? make_device(commands.lanes, commands.events) : device::make_inline_device();
     device->set_memory(memory);
-    for (size_t part = 0; part < ir::kParts; ++part) captured[part] = device->capture(commands.parts[part]);
+    for (size_t part = 0; part < ir::kParts; ++part)
+      for (const device::Stretch& stretch : commands.parts[part])
+        captured[part].push_back(device->capture(stretch.commands));
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -501,10 +502,29 @@ struct PlannedExecutor::Impl {
   }
 
   void run_part(const Turn& turn) {
-    if (!on_op) return device->replay(captured[static_cast<size_t>(turn.part)], turn);
-    for (const device::Command& command : commands.parts[static_cast<size_t>(turn.part)]) {
+    const auto part = static_cast<size_t>(turn.part);
+    for (size_t i = 0; i < captured[part].size(); ++i) {
+      const device::Stretch& stretch = commands.parts[part][i];
+      const int64_t trips = stretch.loop ? read_trips(stretch) : 1;
+      for (int64_t trip = 0; trip < trips; ++trip) {
+        if (on_op)
+          show_stretch(stretch, turn);
+        else
+          device->replay(captured[part][i], turn);
+      }
+    }
+  }
+
+  int64_t read_trips(const device::Stretch& stretch) const {
+    device->wait(stretch.begun);
+    return trips_of(*stretch.loop, at_place(stretch.loop->operands[0]));
+  }
+
+  // Who asks sees one op after the other, as the program has them.
+  void show_stretch(const device::Stretch& stretch, const Turn& turn) const {
+    for (const device::Command& command : stretch.commands) {
       device->issue(command, turn);
-      device->synchronize();  // who asks sees one op after the other, as the program has them
+      device->synchronize();
     }
   }
 };

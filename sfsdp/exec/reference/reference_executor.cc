@@ -12,7 +12,9 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/lap_clock.h"
+#include "sfsdp/exec/kernels.h"
 #include "sfsdp/exec/op_call.h"
+#include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/part.h"
 #include "sfsdp/passes/canonical/decompose.h"
@@ -82,6 +84,12 @@ struct ReferenceExecutor::Impl {
         kept[static_cast<size_t>(s)] = op.is("param", "state", "constant");
       }
     }
+    // What a body reads that is made before it, and what a trip begins with, is there for the next trip.
+    for (const ir::Loop& loop : ir::loops_of(graph))
+      for (size_t i = 0; i <= loop.first; ++i)
+        for (int s : steps[i].results)
+          if (int& death = last[static_cast<size_t>(s)]; death >= static_cast<int>(loop.first))
+            death = std::max(death, static_cast<int>(loop.last));
     for (const ir::Value* v : returned) kept[static_cast<size_t>(slot_of.at(v))] = true;
     for (const ir::Carry& c : graph.carries) kept[static_cast<size_t>(slot_of.at(c.next))] = true;
     for (const Step& step : steps)
@@ -89,6 +97,14 @@ struct ReferenceExecutor::Impl {
         for (int s : step.results) kept_in_loop[static_cast<size_t>(s)] = true;
     for (size_t s = 0; s < slots.size(); ++s)
       if (!kept[s] && last[s] >= 0) steps[static_cast<size_t>(last[s])].dead_after.push_back(static_cast<int>(s));
+  }
+
+  // The values that a loop carries, from the operands of `loop` or `end` to those that a trip, or what follows, begins with.
+  void carry(const Step& from, size_t first, const Step& to) {
+    std::vector<at::Tensor> values;
+    for (size_t k = first; k < from.operands.size(); ++k)
+      values.push_back(slots[static_cast<size_t>(from.operands[k])]);
+    for (size_t k = 0; k < values.size(); ++k) put(to.results[k], std::move(values[k]));
   }
 
   void put(int slot, at::Tensor value) { slots[static_cast<size_t>(slot)] = std::move(value); }
@@ -113,6 +129,11 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
   LapClock<kKindsOfTime> clock;
   const int64_t count = static_cast<int64_t>(micro_batches.size());
   const std::vector<ir::Part> parts = ir::parts_of_step(count);
+  const auto bury = [&](const Impl::Step& step, int64_t micro_batch) {
+    for (int s : step.dead_after)
+      if (!m.kept_in_loop[static_cast<size_t>(s)] || step.op->section == ir::Section::Init || micro_batch + 1 == count)
+        m.put(s, at::Tensor());
+  };
   const auto run_op = [&](Impl::Step& step, int64_t micro_batch) {
     const ir::Op& op = *step.op;
     clock.switch_to(step.spent);
@@ -138,17 +159,36 @@ std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at:
     operands.clear();
     if (on_op) on_op(op, results);
     results.clear();
-    for (int s : step.dead_after)
-      if (!m.kept_in_loop[static_cast<size_t>(s)] || op.section == ir::Section::Init || micro_batch + 1 == count)
-        m.put(s, at::Tensor());
+    bury(step, micro_batch);
   };
   for (Impl::Step& step : m.steps)
     if (step.op->section == ir::Section::Init && step.batch_input < 0) run_op(step, 0);
+  const std::vector<ir::Loop> loops = ir::loops_of(m.graph);
+  const auto run_loop = [&](const ir::Loop& loop, int64_t micro_batch) {
+    Impl::Step &begin = m.steps[loop.first], &end = m.steps[loop.last];
+    const int64_t trips = trips_of(*loop.begin, m.slots[static_cast<size_t>(begin.operands[0])]);
+    m.carry(begin, 1, begin);
+    for (int64_t trip = 0; trip < trips; ++trip) {
+      for (size_t i = loop.first + 1; i < loop.last; ++i) run_op(m.steps[i], micro_batch);
+      m.carry(end, 0, begin);
+    }
+    for (size_t k = 0; k < begin.results.size(); ++k)
+      m.put(end.results[k], m.slots[static_cast<size_t>(begin.results[k])]);
+    bury(end, micro_batch);
+  };
   for (int64_t micro_batch = 0; micro_batch < count; ++micro_batch) {
     scalars.micro_batch = micro_batch;
     const ir::Part part = parts[static_cast<size_t>(micro_batch) + 1];
-    for (Impl::Step& step : m.steps)
+    auto loop = loops.begin();
+    for (size_t i = 0; i < m.steps.size(); ++i) {
+      Impl::Step& step = m.steps[i];
+      if (loop != loops.end() && i == loop->first) {
+        if (ir::runs_in(*step.op, part)) run_loop(*loop, micro_batch);
+        i = (loop++)->last;
+        continue;
+      }
       if (ir::runs_in(*step.op, part) || step.batch_input >= 0) run_op(step, micro_batch);
+    }
     if (part == ir::Part::Last) break;
     for (const ir::Carry& c : m.graph.carries)  // running statistics go on from one micro-batch to the next
       if (ir::is_repeated(c.next->producer()->section))

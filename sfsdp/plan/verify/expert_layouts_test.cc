@@ -181,5 +181,60 @@ TEST_CASE("verify_layouts: rows that are exchanged, and what breaks them") {
       });
 }
 
+// Room for three rows of a rank at once, and a loop for what is more.
+const std::string kRounds = testing::dedent(R"(
+  graph mesh [dp_shard=2, ep=2] view local
+    %w = param box=ep name=w : f32[2/ep, 3, 3]
+    %x = input name=x : f32[8, 3] own(dp_shard)
+    %order = input name=order : i64[8] own(dp_shard)
+    %ends = input name=ends : i32[4] own(dp_shard)
+    %mine = input name=mine : i64[2] own(dp_shard)
+  fwd:
+    %t = own_part %x axis=ep dim=0 : f32[4/ep, 3]
+    %part = own_part %mine axis=ep dim=0 : i64[1/ep]
+    %here = aten.sum %part : i64[] sum(ep)
+    %own = own_ends %ends axis=ep room=3 : i32[2/ep]
+    %all = own_ends %ends axis=ep : i32[2/ep]
+    %rows = all_to_all_v %t, %order, %ends axis=ep room=3 rows=8 to=rows : f32[3, 3] rows0(ep)
+    %y = aten._grouped_mm %rows, %w, %own, none : f32[3, 3] rows0(ep)
+    %back = all_to_all_v %y, %order, %ends axis=ep room=3 rows=8 to=parts : f32[4/ep, 3]
+    %more = further_rounds %ends axis=ep room=3 : i64[]
+    %k0 = full value=1 : i64[]
+    %k, %sum = loop %more, %k0, %back at_most=2 donates=[1, 2] : i64[], f32[4/ep, 3]
+    %own.k = own_ends %ends, %k axis=ep room=3 : i32[2/ep]
+    %rows.k = all_to_all_v %t, %order, %ends, %k axis=ep room=3 rows=8 to=rows : f32[3, 3] rows0(ep)
+    %y.k = aten._grouped_mm %rows.k, %w, %own.k, none : f32[3, 3] rows0(ep)
+    %back.k = all_to_all_v %y.k, %order, %ends, %k axis=ep room=3 rows=8 to=parts : f32[4/ep, 3]
+    %added = add_into %sum, %back.k donates=[0] : f32[4/ep, 3]
+    %k1 = aten.add.Scalar %k other=1 : i64[]
+    %k2 = store %k, %k1 donates=[0] : i64[]
+    %rounds, %out = end %k2, %added donates=[0, 1] : i64[], f32[4/ep, 3]
+    %out.all = all_gather %out axis=ep dim=0 : f32[8, 3]
+    return %out.all
+)");
+
+TEST_CASE("verify_layouts: rounds of rows, and what breaks them") {
+  testing::expect_refused(
+      kRounds,
+      {
+          {"ends of all rows for those of a round", "%y = aten._grouped_mm %rows, %w, %own,",
+           "%y = aten._grouped_mm %rows, %w, %all,", "operand 0 is a rank's rows, in dimension 0 by others"},
+          {"ends of another round", "%y.k = aten._grouped_mm %rows.k, %w, %own.k,",
+           "%y.k = aten._grouped_mm %rows.k, %w, %own,", "operand 0 is a rank's rows, in dimension 0 by others"},
+          {"rows of another round go back", "%back.k = all_to_all_v %y.k, %order, %ends, %k axis",
+           "%back.k = all_to_all_v %y.k, %order, %ends axis", "a rank's rows, in dimension 0 by others are sent"},
+          {"rows of a round go back as if they were all",
+           "%back = all_to_all_v %y, %order, %ends axis=ep room=3 rows=8",
+           "%back = all_to_all_v %y, %order, %ends axis=ep rows=3", "a rank's rows, in dimension 0 by others are sent"},
+          {"ends within another room", "%own = own_ends %ends axis=ep room=3", "%own = own_ends %ends axis=ep room=2",
+           "operand 0 is a rank's rows, in dimension 0 by others"},
+          {"a number of rounds for each rank", "loop %more, %k0,", "loop %here, %k0,", "the number of trips is a summand"},
+          {"a trip leaves a rank's rows", "end %k2, %added", "end %k2, %y.k",
+           "expected it cut in dimension 0, as it began"},
+          {"a round for each rank", "%rows.k = all_to_all_v %t, %order, %ends, %k axis",
+           "%rows.k = all_to_all_v %t, %order, %ends, %here axis", "the round is a summand"},
+      });
+}
+
 }  // namespace
 }  // namespace sfsdp::plan

@@ -29,13 +29,14 @@ bool is_joined(const Op& op) {
 // Element by element or row by row: what may share a kernel, and be written over what it reads.
 bool is_by_place(const Op& op, const ir::OpAccess& access) { return is_joined(op) && access.is_by_place(); }
 
-// The value that `value` shows whole and in the same order, if it does: through reshapes of contiguous memory alone.
+// The value that `value` shows whole and in the same order, if it does: through waits, and reshapes of contiguous memory alone.
 const Value* shown_by(const Value* value) {
   for (;;) {
     const Op& op = *value->producer();
     if (ir::aliased_operand(op) < 0) return value->type().strides.empty() ? value : nullptr;
     const Value* below = op.operands[0];
-    if (!ir::has_flag(op, ir::kReshape) || below->type().numel() != value->type().numel()) return nullptr;
+    if (!ir::is_wait(op) && (!ir::has_flag(op, ir::kReshape) || below->type().numel() != value->type().numel()))
+      return nullptr;
     if (!below->type().strides.empty() || !value->type().strides.empty()) return nullptr;
     value = below;
   }

@@ -183,9 +183,13 @@ class LayoutChecker {
 
   // By an index and offsets that all ranks have: it says of each row where it comes from and where it goes.
   std::string exchange_of_rows(const Op& op, const Layout& before) {
-    for (const size_t k : {1, 2})
+    for (size_t k = 1; k < op.operands.size(); ++k)
       if (const Layout& told = layout_of(op.operands[k]); told.kind != Kind::Whole)
-        return error(op, concat(k == 1 ? "the index is " : "the offsets are ", to_text(told)),
+        return error(op,
+                     concat(k == 1   ? "the index is "
+                            : k == 2 ? "the offsets are "
+                                     : "the round is ",
+                            to_text(told)),
                      "expected what all ranks have");
     if (!over_this_axis(op)) {
       if (before.kind == Kind::Rows || (before.kind == Kind::Cut && before.dim == 0))
@@ -195,7 +199,7 @@ class LayoutChecker {
     }
     if (ir::axes_of(op)->size() != 1)
       return error(op, "a rank's rows over several axes", concat("expected axis=", axis_));
-    const Layout rows = {Kind::Rows, 0, offsets_of(op.operands[2])}, part = {Kind::Cut, 0};
+    const Layout rows = {Kind::Rows, 0, offsets_of(op, 2)}, part = {Kind::Cut, 0};
     const bool to_rows = ir::sends_to_rows(op);
     if (const Layout& expected = to_rows ? part : rows; before != expected)
       return error(
@@ -240,22 +244,34 @@ class LayoutChecker {
     return set(op, op.is("own_part") ? Layout{Kind::Cut, op.attr<int64_t>("dim")} : Layout{Kind::Summand});
   }
 
-  int offsets_of(const Value* ends) {
-    const auto found = std::ranges::find(offsets_, ends);
+  // Which rows of a rank's an op works on: of these groups, and where it has room for some, those of a round.
+  struct Offsets {
+    const Value *ends = nullptr, *round = nullptr;
+    int64_t room = 0;
+    bool operator==(const Offsets&) const = default;
+  };
+  int number_of(const Offsets& offsets) {
+    const auto found = std::ranges::find(offsets_, offsets);
     if (found != offsets_.end()) return static_cast<int>(found - offsets_.begin());
-    offsets_.push_back(ends);
+    offsets_.push_back(offsets);
     return static_cast<int>(offsets_.size()) - 1;
+  }
+  //   ends: which operand; the round is the one after it, if it is there
+  int offsets_of(const Op& op, size_t ends) {
+    return number_of({op.operands[ends], ends + 1 < op.operands.size() ? op.operands[ends + 1] : nullptr,
+                      op.attr_or<int64_t>("room", 0)});
   }
 
   // What a rank of this axis has of groups side by side.
   std::string rows(const Op& op) {
-    const Value* ends = op.operands.back();
     if (ir::axes_of(op)->size() != 1)
       return error(op, "a rank's rows over several axes", concat("expected axis=", axis_));
-    if (layout_of(ends).kind != Kind::Whole)
-      return error(op, concat("the offsets are ", to_text(layout_of(ends))), "expected what all ranks have");
-    if (op.is("own_ends")) return set(op, Layout{Kind::Cut, 0});
-    const Layout own = {Kind::Rows, op.attr<int64_t>("dim"), offsets_of(ends)};
+    const bool says_ends = op.is("own_ends", "further_rounds");
+    for (size_t k = says_ends ? 0 : 1; k < op.operands.size(); ++k)
+      if (const Layout& told = layout_of(op.operands[k]); told.kind != Kind::Whole)
+        return error(op, concat("the offsets are ", to_text(told)), "expected what all ranks have");
+    if (says_ends) return set(op, op.is("own_ends") ? Layout{Kind::Cut, 0} : Layout());
+    const Layout own = {Kind::Rows, op.attr<int64_t>("dim"), offsets_of(op, 1)};
     const Layout before = layout_of(op.operands[0]), expected = op.is("own_rows") ? Layout() : own;
     if (before != expected)
       return error(op,
@@ -267,7 +283,8 @@ class LayoutChecker {
   // A product of the groups that a rank has: by the offsets within its rows, with its matrices or of its rows.
   std::string product_of_own_groups(const Op& op) {
     if (op.operands.size() > 3 && op.operands[3]) return error(op, "a rank's groups with a bias", "expected none");
-    const int by = offsets_of(op.operands[2]->producer()->operands[0]);
+    const Op& ends = *op.operands[2]->producer();
+    const int by = offsets_of(ends, 0);
     const bool is_stack = op.operands[1]->type().dims.size() == 3;
     const Layout rows = {Kind::Rows, 0, by}, columns = {Kind::Rows, 1, by}, groups = {Kind::Cut, 0};
     const Layout expected[] = {is_stack ? rows : columns, is_stack ? groups : rows};
@@ -275,12 +292,33 @@ class LayoutChecker {
       if (const Layout is = layout_of(op.operands[k]); is != expected[k])
         return error(op, concat("operand ", k, " is ", to_text(is), is.kind == Kind::Rows ? " by others" : ""),
                      concat("expected it ", to_text(expected[k]), ", as a rank's groups are"));
+    if (const int64_t at_once = op.operands[0]->type().dims[is_stack ? 0 : 1].size;
+        ends.has_attr("room") && at_once != ends.attr<int64_t>("room"))
+      return error(op, concat("groups within ", ends.attr<int64_t>("room"), " rows of ", at_once), "expected as many");
     return set(op, is_stack ? rows : groups);
   }
   bool has_own_groups(const Op& op) const {
     if (!op.is("aten._grouped_mm") || !op.operands[2]) return false;
     const Op& ends = *op.operands[2]->producer();
     return ends.is("own_ends") && over_this_axis(ends);
+  }
+
+  // A trip begins with what stood before the loop, and leaves it as it lay: what is carried is the same kind of thing in each.
+  std::string begin_loop(const Op& op) {
+    if (const Layout& number = layout_of(op.operands[0]); number.kind != Kind::Whole)
+      return error(op, concat("the number of trips is ", to_text(number)), "expected what all ranks have");
+    std::vector<Layout> carried = layouts_of(op);
+    carried.erase(carried.begin());
+    begun_ = carried;
+    return set(op, carried);
+  }
+  std::string end_loop(const Op& op) {
+    const std::vector<Layout> left = layouts_of(op);
+    for (size_t k = 0; k < left.size(); ++k)
+      if (left[k] != begun_.at(k))
+        return error(op, concat("a trip leaves %", op.operands[k]->name(), ", which is ", to_text(left[k])),
+                     concat("expected it ", to_text(begun_[k]), ", as it began"));
+    return set(op, left);
   }
 
   std::string update(const Op& op) {
@@ -398,9 +436,10 @@ class LayoutChecker {
 
   std::string visit(const Op& op) {
     if (ir::is_root(op)) return root(op);
-    if (ir::is_loop(op) || op.is("end")) return error(op, "a loop", "expected none beside a model axis yet");
+    if (ir::is_loop(op)) return begin_loop(op);
+    if (op.is("end")) return end_loop(op);
     if (op.is("own_part", "as_summand")) return apart(op);
-    if (op.is("own_rows", "spread_rows", "own_ends") && over_this_axis(op)) return rows(op);
+    if (op.is("own_rows", "spread_rows", "own_ends", "further_rounds") && over_this_axis(op)) return rows(op);
     if (has_own_groups(op)) return product_of_own_groups(op);
     if (over_this_axis(op))
       if (const auto made = vocabulary_layouts(op, layouts_of(op))) return set(op, *made);
@@ -436,7 +475,8 @@ class LayoutChecker {
   std::string axis_;
   ir::ValueTable<Layout> layouts_;
   std::vector<Segments> flats_;
-  std::vector<const Value*> offsets_;                        // of groups of which each rank has some
+  std::vector<Offsets> offsets_;                             // of groups of which each rank has some
+  std::vector<Layout> begun_;                                // what the loop carries whose body is walked
   std::unordered_map<const Value*, const Value*> param_of_;  // by moment
 };
 

@@ -16,6 +16,7 @@
 #include "sfsdp/plan/verify/kernels.h"
 #include "sfsdp/plan/verify/layouts.h"
 #include "sfsdp/plan/verify/rendezvous.h"
+#include "sfsdp/plan/verify/rounds.h"
 #include "sfsdp/plan/views.h"
 
 namespace sfsdp::plan {
@@ -116,6 +117,7 @@ std::vector<std::string> verify_plan(const StepPlan& plan, const VerifyOptions& 
   note.add(check_rendezvous(DeviceMesh(plan.graph.mesh), [&](int64_t) -> const Graph& { return plan.graph; }));
   note.add(check_axis_states(plan.graph));
   note.add(verify_layouts(plan.graph));
+  note.add(check_rounds(plan.graph));
   for (const std::string& error : check_views(plan.graph, plan.memory.views)) note(error);
   check_buffers(plan, note);
   for (const std::string& error : check_hazards(plan)) note(error);

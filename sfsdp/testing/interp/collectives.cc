@@ -66,21 +66,32 @@ RowRange rows_of_rank(const Array& ends, int64_t rows, size_t rank, size_t ranks
   return {static_cast<size_t>(begin), static_cast<size_t>(end)};
 }
 
+// Of a rank's rows those of the round that the op is in.
+RowRange in_round(const Op& op, RowRange rows, const std::vector<std::vector<const Array*>>& operands, size_t place) {
+  const auto* room = op.find_attr<int64_t>("room");
+  if (!room) return rows;
+  const auto round = operands.size() > 3 ? static_cast<size_t>(operands[3][place]->data[0]) : 0;
+  const size_t begin = std::min(rows.begin + round * static_cast<size_t>(*room), rows.end);
+  return {begin, std::min(begin + static_cast<size_t>(*room), rows.end)};
+}
+
 // All rows are laid out as they would be on one rank, moved there, and cut again.
 Array exchange_rows(const Op& op, const std::vector<std::vector<const Array*>>& operands, size_t place) {
   const std::vector<const Array*>& parts = operands[0];
   const Array &index = *operands[1][place], &ends = *operands[2][place];
   const size_t ranks = parts.size();
   const bool to_rows = sends_to_rows(op), adds = op.has_attr("adds");
-  Array whole = to_rows ? join(parts, 0) : Array::zeros(parts[0]->dtype, parts[0]->shape);
+  const int64_t in_all = to_rows || !adds ? op.attr<int64_t>("rows") : static_cast<int64_t>(index.data.size());
+  std::vector<int64_t> shape = parts[0]->shape;
+  shape[0] = in_all;
+  Array whole = to_rows ? join(parts, 0) : Array::zeros(parts[0]->dtype, shape);
   size_t width = 1;
   for (size_t d = 1; d < whole.shape.size(); ++d) width *= static_cast<size_t>(whole.shape[d]);
   if (!to_rows)
     for (size_t rank = 0; rank < ranks; ++rank) {
-      const auto [begin, end] = rows_of_rank(ends, whole.shape[0], rank, ranks);
+      const auto [begin, end] = in_round(op, rows_of_rank(ends, whole.shape[0], rank, ranks), operands, place);
       for (size_t i = begin * width; i < end * width; ++i) whole.data[i] = parts[rank]->data[i - begin * width];
     }
-  std::vector<int64_t> shape = whole.shape;
   shape[0] = adds ? op.attr<int64_t>("rows") : static_cast<int64_t>(index.data.size());
   Array made = Array::zeros(whole.dtype, shape);
   for (size_t j = 0; j < index.data.size(); ++j)
@@ -91,8 +102,8 @@ Array exchange_rows(const Op& op, const std::vector<std::vector<const Array*>>& 
       made.data[to] += whole.data[from];
     }
   if (!to_rows) return cut(made, 0, place, ranks);
-  const auto [begin, end] = rows_of_rank(ends, made.shape[0], place, ranks);
-  Array own = Array::zeros(made.dtype, made.shape);
+  const auto [begin, end] = in_round(op, rows_of_rank(ends, made.shape[0], place, ranks), operands, place);
+  Array own = Array::zeros(made.dtype, op.result()->type().shape());
   for (size_t i = begin * width; i < end * width; ++i) own.data[i - begin * width] = made.data[i];
   return own;
 }

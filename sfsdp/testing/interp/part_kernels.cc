@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 
 #include "sfsdp/base/check.h"
@@ -189,8 +190,25 @@ Arrays spread_rows(const KernelContext& c) { return move_rows(c, false); }
 Arrays own_ends(const KernelContext& c) {
   Array out = Array::zeros(c.in().dtype, c.op.result()->type().shape());
   const OwnRows own = own_rows_of(c, c.in(), std::numeric_limits<size_t>::max());
-  for (size_t i = 0; i < out.data.size(); ++i)
-    out.data[i] = c.in().data[own.first + i] - static_cast<double>(own.begin);
+  const auto room = static_cast<double>(c.op.attr_or<int64_t>("room", 0));
+  const double round = c.op.operands.size() > 1 ? c.in(1).data[0] : 0;
+  for (size_t i = 0; i < out.data.size(); ++i) {
+    const double end = c.in().data[own.first + i] - static_cast<double>(own.begin) - round * room;
+    out.data[i] = room > 0 ? std::clamp(end, 0.0, room) : end;
+  }
+  return {out};
+}
+
+Arrays further_rounds(const KernelContext& c) {
+  const auto ranks = static_cast<size_t>(c.axis_ranks), groups = c.in().data.size() / ranks;
+  double most = 0, before = 0;
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    const double end = c.in().data[(rank + 1) * groups - 1];
+    most = std::max(most, end - before);
+    before = end;
+  }
+  Array out = Array::zeros(DType::i64, {});
+  out.data[0] = std::max(std::ceil(most / static_cast<double>(c.op.attr<int64_t>("room"))) - 1, 0.0);
   return {out};
 }
 
@@ -230,6 +248,7 @@ constexpr std::array kKernels = {
     Row{"aten.slice_backward", &slice_backward},
     Row{"aten.split.Tensor", &split},
     Row{"as_summand", &as_summand},
+    Row{"further_rounds", &further_rounds},
     Row{"own_ends", &own_ends},
     Row{"own_part", &own_part},
     Row{"own_rows", &own_rows},

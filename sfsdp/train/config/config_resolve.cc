@@ -233,7 +233,8 @@ ExpertParallelOptions expert_parallel_of(const JobConfig& config) {
   const std::string& method = config.parallelism.expert_parallel_dispatch;
   return {.dispatch = method == "gather"     ? DispatchMethod::Gather
                       : method == "exchange" ? DispatchMethod::Exchange
-                                             : DispatchMethod::Auto};
+                                             : DispatchMethod::Auto,
+          .capacity = config.parallelism.expert_parallel_capacity};
 }
 
 TensorParallel tensor_parallel_of(const JobConfig& config) {
