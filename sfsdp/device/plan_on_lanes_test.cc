@@ -92,7 +92,8 @@ class Rank {
       regions.push_back({concat("region ", r), memory_[r].data(), std::ssize(memory_[r])});
     device->set_memory(regions);
     std::array<size_t, ir::kParts> captured = {};
-    for (size_t part = 0; part < ir::kParts; ++part) captured[part] = device->capture(commands_.parts[part].at(0).commands);
+    for (size_t part = 0; part < ir::kParts; ++part)
+      captured[part] = device->capture(commands_.parts[part].at(0).commands);
     for (int64_t step = 0; step < steps; ++step) {
       Turn turn;
       for (const ir::Part part : ir::parts_of_step(plan_.graph.micro_batches)) {

@@ -244,6 +244,11 @@ bool sends_to_rows(const Op& op) {
   return to && *to == "rows";
 }
 
+int64_t rows_of_groups(const Op& op) {
+  const bool by_index = op.has_attr("adds") != sends_to_rows(op);
+  return by_index ? op.operands[1]->type().numel() : op.attr<int64_t>("rows");
+}
+
 int64_t collective_bytes(const Op& op) {
   const Type &in = op.operands[0]->type(), &out = op.result()->type();
   if (collective_kind(op) != "all_to_all_v") return std::max(in.bytes(), out.bytes());

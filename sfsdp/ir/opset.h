@@ -77,6 +77,8 @@ std::string_view collective_kind(const Op& op);
 ReduceOp reduce_op(const Op& op);
 // The larger of what a rank gives and gets; of rows that memory shares out (all_to_all_v) what it has of them if all have as many.
 int64_t collective_bytes(const Op& op);
+// How many rows the groups of all ranks have together, of an all_to_all_v.
+int64_t rows_of_groups(const Op& op);
 // Whether what a rank gets of an all_to_all_v are its groups' rows, rather than its part.
 bool sends_to_rows(const Op& op);
 // What the ranks of a collective must agree on: "reduce_scatter of f32[8] op=max dim=0".

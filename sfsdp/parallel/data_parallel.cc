@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -64,6 +65,15 @@ namespace {
 
 // What is the same on ranks of dp_shard would have to be counted once there, and on each rank of ep.
 void check_experts(const Strategy& strategy, int64_t ep) {
+  const ExpertParallelOptions& expert = strategy.expert;
+  if (!(expert.capacity >= 0) || std::isinf(expert.capacity))
+    throw UserError(concat("ExpertParallelOptions::capacity = ", expert.capacity,
+                           "\n  expected even shares of rows, such as 1.25; 0: room for all rows"));
+  if (expert.capacity > 0 && expert.dispatch == DispatchMethod::Gather)
+    throw UserError(
+        concat("ExpertParallelOptions::capacity = ", expert.capacity, " with DispatchMethod::Gather",
+               "\n  expected DispatchMethod::Auto or DispatchMethod::Exchange: rows are computed in rounds ",
+               "where they are exchanged"));
   const auto refuse = [&](const std::string& what, const char* expected) {
     throw UserError(concat("data_parallel: ", what, " with mesh axis ep = ", ep, "\n  expected ", expected));
   };

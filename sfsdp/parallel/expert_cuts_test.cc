@@ -209,8 +209,10 @@ TEST_CASE("partition over ep: room for some rows, of which an op wants all, is r
   std::string text = with_ends(kForward, "%ends = full value=8 : i32[4]");
   const std::string back = "aten.index_select %y, %order dim=0 : f32[8, 3] at moe";
   text.replace(text.find(back), back.size(), "aten.cumsum %y dim=0 : f32[8, 3] at moe");
-  CHECK_THROWS_WITH_AS(cut(text + "    return %loss\n", 2, {.capacity = 1}),
-                       doctest::Contains("wanted of all ranks' experts at once"), UserError);
+  CHECK_THROWS_WITH_AS(
+      cut(text + "    return %loss\n", 2, {.capacity = 1}),
+      doctest::Contains("aten.cumsum at moe wants aten._grouped_mm at moe.experts %y of all ranks' experts at once"),
+      UserError);
 }
 
 TEST_CASE(

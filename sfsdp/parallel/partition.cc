@@ -208,23 +208,26 @@ class Partitioner {
     return wanted == wanted_rows_.end() ? nullptr : instead_of(wanted->second);
   }
 
+  bool asks_for_exchange() const { return expert_.capacity > 0 || expert_.dispatch == DispatchMethod::Exchange; }
+
   // A mixture's rows are all sent in one way: as the first op that picks some of them.
   std::optional<OpCut> way_of_rows(const Op& op, const std::vector<Placement>& operands) {
     Value* ends = ends_of(op, operands);
     if (!ends || placement_of(ends) != kWhole) return std::nullopt;
     const bool picks = wanted_rows_.contains(op.result());
-    if (picks && op.is("aten.index_select") &&
-        (expert_.capacity > 0 || expert_.dispatch == DispatchMethod::Exchange || exchanges_less(op, axis_.size)))
+    auto way = exchange_cut_of(op, operands, picks ? number_of(ends) : 0, axis_.size);
+    if (way && picks && op.section == ir::Section::Fwd &&
+        (asks_for_exchange() || exchanges_less(op, operands, axis_.size)))
       exchanged_.insert(ends);
-    if (!exchanged_.contains(ends)) return std::nullopt;
-    return exchange_cut_of(op, operands, picks ? number_of(ends) : 0, axis_.size);
+    return exchanged_.contains(ends) ? way : std::nullopt;
   }
 
   void exchange(Op& op, const OpCut& way) {
     const bool to_rows = is_rows(way.results[0]);
     const int64_t number = (to_rows ? way.results[0] : *way.operands[*rows_operand(op)]).blocks;
     Value* ends = ends_[static_cast<size_t>(number - 1)];
-    Value* made = make_exchange(build_.before(&op).like(op), op, ends, axis_.name, to_rows);
+    Value* index = lying(instead_of(row_index(op)), kWhole, &op);
+    Value* made = make_exchange(build_.before(&op).like(op), op, index, ends, axis_.name, to_rows);
     if (const int64_t room = room_of(rows_in_all(op, to_rows), axis_.size, expert_.capacity)) {
       made->producer()->attrs["room"] = room;
       rooms_[number] = room;
@@ -234,7 +237,7 @@ class Partitioner {
                              .reader = op.opcode.str(),
                              .reader_path = op.module_path,
                              .section = op.section,
-                             .bytes = op.operands[1]->type().numel() * bytes_of_row(made->type())});
+                             .bytes = index->type().numel() * bytes_of_row(made->type())});
     placements_[made] = way.results[0];
     instead_[op.result()] = made;
     build_.take_place(op.result(), made);
@@ -487,7 +490,7 @@ class Partitioner {
     if (is_rows(from) && wanted != kSum) return lying(lying(value, kSum, reader), wanted, reader);
     const auto place = (reader ? build_.before(reader) : build_.after(value->producer())).like(*value->producer());
     const auto here = reader ? place.in(reader->section) : place;
-    if (is_rows(from) || is_rows(wanted)) return take_rows(here, value, from, wanted);
+    if (is_rows(from) || is_rows(wanted)) return take_rows(here, value, from, wanted, reader);
     const char* opcode = wanted == kWhole ? (from == kSum ? "all_reduce" : "all_gather")
                          : is_cut(from)   ? "all_to_all"
                                           : (from == kSum ? "reduce_scatter" : "own_part");
@@ -518,14 +521,11 @@ class Partitioner {
   }
 
   // A rank's rows of what is whole, or a summand of its rows.
-  Value* take_rows(const ir::Builder::Place& place, Value* value, const Placement& from, const Placement& wanted) {
+  Value* take_rows(const ir::Builder::Place& place, Value* value, const Placement& from, const Placement& wanted,
+                   const Op* reader) {
     const Placement& rows = is_rows(from) ? from : wanted;
-    if (rooms_.contains(rows.blocks))
-      throw UserError(
-          concat(verb_of(axis_.name), "%", value->name(), " of ", value->producer()->module_path,
-                 " is wanted of all ranks' experts at once, and they have room for some rows\n  expected ops "
-                 "that make each row of the same row between a mixture's exchanges, or no ",
-                 "ExpertParallelOptions::capacity"));
+    if (is_rows(wanted) && asks_for_exchange()) throw_not_exchanged(axis_.name, *value, reader);
+    if (rooms_.contains(rows.blocks)) throw_no_room(axis_.name, *value, reader);
     ir::Type type = value->type();
     type.strides.clear();
     Value* ends = ends_[static_cast<size_t>(rows.blocks - 1)];

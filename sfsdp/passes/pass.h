@@ -48,6 +48,7 @@ struct PassInfo {
   std::string help;
   std::vector<PassOption> options;
   std::vector<std::string> needs = {};  // passes without which this one has nothing to do
+  bool knows_loops = false;             // else a graph that has some is refused: it would move ops over their borders
   std::function<bool(ir::Graph&, const OptionValues&, PassContext&)> run = {};  // true: changed the graph
 };
 

@@ -42,12 +42,16 @@ void check_verified(const ir::Graph& graph, const std::string& name) {
   SFSDP_CHECK(diagnostics.empty(), "the graph is broken after pass ", name, '\n', ir::to_string(diagnostics));
 }
 
+void check_knows_loops(const ir::Graph& graph, const PassInfo& pass) {
+  if (pass.knows_loops) return;
+  if (const auto loops = ir::loops_of(graph); !loops.empty())
+    throw UserError(concat("pass ", pass.name, " knows no loops, and the graph has ", ir::name_of(*loops[0].begin),
+                           "\n  expected a graph without loop and when; the pass runs before they are made"));
+}
+
 }  // namespace
 
 std::vector<PassReport> run_passes(ir::Graph& graph, std::span<const PassCall> calls, const RunOptions& options) {
-  if (const auto loops = ir::loops_of(graph); !loops.empty())
-    throw UserError(concat("no pass knows loops, and the graph has ", ir::name_of(*loops[0].begin),
-                           "\n  expected a graph without loop and when; passes run before they are made"));
   for (const auto& op : graph.ops())
     if (ir::is_by_rank(*op))
       throw UserError(concat("no pass knows ops that differ by rank, and the graph has ", ir::name_of(*op),
@@ -60,6 +64,7 @@ std::vector<PassReport> run_passes(ir::Graph& graph, std::span<const PassCall> c
   if (options.measure) figures = options.measure(graph);
   Counts counts = count(graph);
   for (const PassCall& call : calls) {
+    check_knows_loops(graph, *call.info);
     PassContext context;
     context.layout = options.layout;
     report(counts, "before", context.metrics);

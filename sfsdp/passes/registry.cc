@@ -60,6 +60,12 @@ PassInfo row(std::string name, std::string help, bool (*pass)(ir::Graph&, const 
   return info;
 }
 
+// Says something of ops and moves none.
+PassInfo among_loops(PassInfo info) {
+  info.knows_loops = true;
+  return info;
+}
+
 PassInfo with(Exactness exactness, PassInfo info) {
   info.exactness = exactness;
   return info;
@@ -96,7 +102,7 @@ const std::vector<PassInfo>& rows() {
       row("keep_in_place", "what is carried to the next step is left where that step looks for it", &keep_in_place),
       row("merge_duplicates", "computes once what is computed twice", &merge_duplicates),
       with(Exactness::ReordersSums,
-           row("name_kernels", "says which kernels compute products, attention and loss", &name_kernels)),
+           among_loops(row("name_kernels", "says which kernels compute products, attention and loss", &name_kernels))),
       row("prefetch_gathers", "starts each gather under the compute of earlier units", &prefetch_gathers,
           {"split_collectives"}),
       row("remat", "backward computes again what forward would have to keep", &remat),

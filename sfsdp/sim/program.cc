@@ -309,9 +309,33 @@ cost::GroupShape shape_of(const std::vector<ir::MeshAxis>& mesh, const std::vect
   return shape;
 }
 
+namespace {
+
+// Loops make no trip where choices of experts are even and the first round has room for as many rows. Nobody knows of others.
+void check_trips(const Graph& graph) {
+  for (const ir::Loop& loop : ir::loops_of(graph)) {
+    const Op& number = *loop.begin->operands[0]->producer();
+    if (!number.is("further_rounds"))
+      throw UserError(concat("the simulation cannot say how often ", ir::name_of(*loop.begin), " runs its body",
+                             "\n  expected a graph without loop and when, but for rounds of experts' rows"));
+    const int64_t room = number.attr<int64_t>("room"), ranks = ir::axis_size(graph, *ir::axes_of(number)).value_or(1);
+    const int64_t rows = ir::rows_of_groups(
+        *std::find_if(graph.ops().begin() + static_cast<std::ptrdiff_t>(loop.first), graph.ops().end(),
+                      [](const auto& op) { return ir::collective_kind(*op) == "all_to_all_v"; })
+             ->get());
+    if (room * ranks < rows)
+      throw UserError(concat("the simulation takes choices of experts to be even, and ", ranks, " ranks with room for ",
+                             room, " rows each need further rounds for ", rows, " all the same",
+                             "\n  expected ExpertParallelOptions::capacity of 1 or more"));
+  }
+}
+
+}  // namespace
+
 RankProgram make_program(const Graph& graph, const cost::Machine& machine, cost::Execution execution,
                          cost::System system, StepGathers gathers, const cost::Composites& composites,
                          const std::vector<plan::Edge>* edges, Reductions reductions) {
+  check_trips(graph);
   for (const auto& op : graph.ops())
     if (ir::is_by_rank(*op))
       throw UserError(concat("the simulation runs one program on all ranks, and the graph has ", ir::name_of(*op),

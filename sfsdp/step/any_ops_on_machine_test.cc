@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "sfsdp/base/error.h"
+#include "sfsdp/ir/printer.h"
 #include "sfsdp/passes/pass_manager.h"
 #include "sfsdp/plan/step_plan.h"
 #include "sfsdp/testing/any_ops.h"
@@ -126,7 +127,7 @@ TEST_CASE("any ops on the machine: random programs of all of them are what the i
       REQUIRE(++without_number < 300);
       continue;
     }
-    CHECK(found == "");
+    CHECK_MESSAGE(found == "", found, "\n", ir::print(plan.graph));
     ++ran;
     in_place += plan.memory.inside.size();
     std::set<int64_t> kernels;

@@ -20,6 +20,7 @@
 #include "sfsdp/device/fake/fake_device.h"
 #include "sfsdp/exec/planned/planned_executor.h"
 #include "sfsdp/ir/part.h"
+#include "sfsdp/models/deepseek_v3/deepseek_v3.h"
 #include "sfsdp/plan/verify/hazards.h"
 #include "sfsdp/step/step.h"
 #include "sfsdp/testing.h"
@@ -57,6 +58,7 @@ struct Form {
   int64_t micro_batches = 1;
   bool gpt = false;
   bool half = false;
+  bool mixture = false;  // of experts over ep, whose ranks are given the same batch; with further rounds
 };
 
 std::vector<Form> forms() {
@@ -73,8 +75,27 @@ std::vector<Form> forms() {
        true},
       {"stage 1", two, {.zero_stage = 1}, 2},
       {"stage 2", two, {.zero_stage = 2}, 2},
-      {"bfloat16", two, {}, 1, false, true}};
+      {"bfloat16", two, {}, 1, false, true},
+      {"a mixture in rounds", init_device_mesh({{"ep", 2}}), {}, 2, false, false, true}};
   return all;
+}
+
+models::DeepSeekV3 make_mixture() {
+  models::DeepSeekV3Args args;
+  args.dim = 16;
+  args.inter_dim = 16;
+  args.moe_inter_dim = 8;
+  args.n_layers = 2;
+  args.n_heads = 2;
+  args.vocab_size = 29;
+  args.kv_lora_rank = 6;
+  args.qk_nope_head_dim = 4;
+  args.qk_rope_head_dim = 4;
+  args.v_head_dim = 4;
+  args.num_experts = 4;
+  args.num_shared_experts = 1;
+  args.top_k = 2;
+  return models::DeepSeekV3(args);
 }
 
 std::shared_ptr<Program> program_of(const Form& form, CompileOptions options) {
@@ -87,15 +108,18 @@ std::shared_ptr<Program> program_of(const Form& form, CompileOptions options) {
   options.micro_batches = form.micro_batches;
   options.seed = 7;
   options.notify = [](const std::string&) {};
-  const Batch example = tokens(0, 0, kGlobalBatch / form.mesh.world_size() / form.micro_batches);
-  const Strategy strategy = data_parallel(form.mesh, parallel);
+  const int64_t ranks = form.mixture ? 1 : form.mesh.world_size();
+  const Batch example = tokens(0, 0, kGlobalBatch / ranks / form.micro_batches);
+  const Strategy strategy = data_parallel(form.mesh, parallel, {}, {}, {.capacity = form.mixture ? 0.5 : 0});
+  if (form.mixture) return compile_program(meta_init(make_mixture), loss_of, kAdamW, example, strategy, options);
   if (form.gpt) return compile_program(meta_init(make_gpt), loss_of, kAdamW, example, strategy, options);
   return compile_program(meta_init(make_llama), loss_of, kAdamW, example, strategy, options);
 }
 
 testing::Trained train(const Form& form, const std::shared_ptr<Program>& program) {
   return testing::train_on_ranks(program, 2, [&](int64_t step, int64_t rank) {
-    return testing::micro_batches_of(step, rank, form.mesh.world_size(), form.micro_batches);
+    return form.mixture ? testing::micro_batches_of(step, 0, 1, form.micro_batches)
+                        : testing::micro_batches_of(step, rank, form.mesh.world_size(), form.micro_batches);
   });
 }
 
@@ -111,7 +135,7 @@ TEST_CASE("a plan's lanes beside each other give the bits of the reference, unde
                                       {schedule, schedule % 10 == 3, [&](const auto& fault) { faults.add(fault); }});
     };
     const auto faked = program_of(form, options);
-    for (; schedule < 100 && faults.empty(); ++schedule) {
+    for (; schedule < (form.mixture ? 15 : 100) && faults.empty(); ++schedule) {  // a mixture has many collectives
       CAPTURE(schedule);
       testing::expect_same_bits(train(form, faked), expected);
     }

@@ -107,6 +107,12 @@ const std::vector<Call>& calls_of_several() {
 const std::vector<Call>& calls_of_one() {
   static const std::vector<Call> calls = {
       unary([](const Tensor& x) { return at::logical_not(x); }),
+      unary([](const Tensor& x) { return at::isnan(x); }),
+      [](Caller& c) {
+        const Sizes sizes = c.sizes();
+        const Tensor a = c.tensor(sizes, at::kLong), b = c.tensor(sizes, at::kLong);
+        at::bitwise_not(a), at::bitwise_and(a, b), at::bitwise_or(a, b), at::bitwise_xor(a, b);
+      },
       unary([](const Tensor& x) { return at::exp(x); }),
       unary([](const Tensor& x) { return at::log(x); }),
       unary([](const Tensor& x) { return at::sin(x); }),
@@ -202,6 +208,8 @@ const std::vector<Call>& shape_calls() {
         at::var(x, at::OptionalIntArrayRef({d}), 1, keep), at::std(x, at::OptionalIntArrayRef({d}), 1, keep);
         at::_softmax(x, d, false), at::_log_softmax(x, d, false), at::_softmax_backward_data(x, x, d, x.scalar_type());
         at::_log_softmax_backward_data(x, x, d, x.scalar_type()), at::squeeze(x, Sizes{d});
+        at::max(x, d, keep), at::min(x, d, keep), at::logsumexp(x, {d}, keep), at::prod(x, d, keep), at::prod(x);
+        at::_safe_softmax(x, d);
       }),
       [](Caller& c) { at::sum(c.tensor(c.sizes(), c.any())), at::cumsum(c.tensor({3}, c.any()), 0); },
   };
@@ -240,6 +248,19 @@ const std::vector<Call>& layer_calls() {
         const auto weight = c.chance(50) ? std::optional<Tensor>(c.tensor({classes}, x.scalar_type())) : std::nullopt;
         const auto [loss, count] = at::nll_loss_forward(x, target, weight, reduction, -100);
         at::nll_loss_backward(loss, x, target, weight, reduction, -100, count);
+      },
+      [](Caller& c) {
+        const int64_t n = c.in(1, 4), classes = c.in(1, 5), h = c.in(1, 3), w = c.in(1, 4), reduction = c.in(0, 2);
+        const Tensor x = c.floats({n, classes, h, w}), target = c.tensor({n, h, w}, at::kLong);
+        const auto weight = c.chance(50) ? std::optional<Tensor>(c.tensor({classes}, x.scalar_type())) : std::nullopt;
+        const auto [loss, count] = at::nll_loss2d_forward(x, target, weight, reduction, -100);
+        at::nll_loss2d_backward(loss, x, target, weight, reduction, -100, count);
+      },
+      [](Caller& c) {
+        const Tensor x = c.floats({2, c.in(1, 3), c.in(1, 4)});
+        const int64_t size = c.in(1, 7);
+        const Tensor y = at::upsample_nearest1d(x, {size});
+        at::upsample_nearest1d_backward(y, {size}, x.sizes());
       },
       [](Caller& c) {
         Sizes sizes = c.sizes(1);

@@ -50,6 +50,8 @@ Array to_array(const at::Tensor& tensor, ir::DType dtype) {
 std::vector<Array> run_in_libtorch(const ir::Op& op, std::span<const Array* const> operands) {
   std::vector<at::Tensor> in;
   for (const Array* operand : operands) in.push_back(operand ? to_tensor(*operand) : at::Tensor());
+  // Where a kernel's other results lie over the chances, it is asked with those too.
+  if (op.is("aten.bernoulli.Tensor")) in[1] = in[1].nan_to_num().clamp(0, 1);
   std::vector<Array> out;
   const std::vector<at::Tensor> results = ir::is_random(op) ? draw(op, in) : exec::AtenCall(op).run(in);
   for (size_t i = 0; i < results.size(); ++i) {

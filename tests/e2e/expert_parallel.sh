@@ -21,11 +21,12 @@ run 2 exchange "${axis[@]}" --training.local_batch_size 2 --parallelism.expert_p
 run 2 exchange_sockets "${axis[@]}" --training.local_batch_size 2 --parallelism.expert_parallel_dispatch exchange \
   --comm.shared_memory false --exec.lanes threads
 run 2 rounds "${axis[@]}" --training.local_batch_size 2 --parallelism.expert_parallel_capacity 0.5
+run 2 rounds_measured "${axis[@]}" --training.local_batch_size 2 --parallelism.expert_parallel_capacity 0.5 --exec.products measured
 run 4 rounds_threads "${axis[@]}" --training.local_batch_size 1 --parallelism.expert_parallel_capacity 0.5 --exec.lanes threads
 run 2 rounds_reference "${axis[@]}" --training.local_batch_size 1 --training.global_batch_size 4 \
   --parallelism.expert_parallel_capacity 0.75 --exec.executor reference
 move_between_meshes 2
-expect_losses_of_one ep sockets reference fsdp micro_batches moved exchange exchange_sockets rounds rounds_threads rounds_reference
+expect_losses_of_one ep sockets reference fsdp micro_batches moved exchange exchange_sockets rounds rounds_measured rounds_threads rounds_reference
 
 # How uneven choices are is told, and how many rounds they took.
 python3 - "$dir" <<'EOF'

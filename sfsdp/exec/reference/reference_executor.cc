@@ -28,6 +28,7 @@ enum Spent : size_t { kForwardBackward, kUpdate, kCommunication, kKindsOfTime };
 }  // namespace
 
 struct ReferenceExecutor::Impl {
+  class Run;
   // One op, resolved: what runs it, where its operands and results live, what is dead after it.
   struct Step {
     const ir::Op* op = nullptr;
@@ -116,94 +117,128 @@ struct ReferenceExecutor::Impl {
   }
 };
 
+// One step.
+class ReferenceExecutor::Impl::Run {
+ public:
+  Run(ReferenceExecutor& executor, const std::vector<std::vector<at::Tensor>>& micro_batches, StepScalars scalars)
+      : m_(*executor.impl_),
+        executor_(executor),
+        micro_batches_(micro_batches),
+        scalars_(scalars),
+        count_(std::ssize(micro_batches)),
+        parts_(ir::parts_of_step(count_)),
+        loops_(ir::loops_of(m_.graph)) {}
+
+  void head() {
+    for (Step& step : m_.steps)
+      if (step.op->section == ir::Section::Init && step.batch_input < 0) run(step);
+  }
+  void micro_batch(int64_t number) {
+    scalars_.micro_batch = number;
+    const ir::Part part = part_of(number);
+    auto loop = loops_.begin();
+    for (size_t i = 0; i < m_.steps.size(); ++i) {
+      Step& step = m_.steps[i];
+      if (loop != loops_.end() && i == loop->first) {
+        if (ir::runs_in(*step.op, part)) run(*loop);
+        i = (loop++)->last;
+        continue;
+      }
+      if (ir::runs_in(*step.op, part) || step.batch_input >= 0) run(step);
+    }
+    if (part == ir::Part::Last) return;
+    for (const ir::Carry& c : m_.graph.carries)  // running statistics go on from one micro-batch to the next
+      if (ir::is_repeated(c.next->producer()->section))
+        m_.put(m_.slot_of.at(c.current), m_.slots[static_cast<size_t>(m_.slot_of.at(c.next))]);
+  }
+  void tail() {
+    for (Step& step : m_.steps)
+      if (step.op->section == ir::Section::Clip || step.op->section == ir::Section::Opt) run(step);
+  }
+  RunSeconds seconds() {
+    const auto spent = clock_.seconds();
+    return {spent[kForwardBackward], spent[kUpdate], spent[kCommunication]};
+  }
+
+ private:
+  ir::Part part_of(int64_t micro_batch) const { return parts_[static_cast<size_t>(micro_batch) + 1]; }
+
+  void run(Step& step) {
+    const ir::Op& op = *step.op;
+    clock_.switch_to(step.spent);
+    std::vector<at::Tensor> operands, results;
+    for (int s : step.operands) operands.push_back(s >= 0 ? m_.slots[static_cast<size_t>(s)] : at::Tensor());
+    if (step.batch_input >= 0) {
+      const auto& batch = micro_batches_[static_cast<size_t>(scalars_.micro_batch)];
+      SFSDP_CHECK(static_cast<size_t>(step.batch_input) < batch.size(), "batch has ", batch.size(), " tensors");
+      results = {batch[static_cast<size_t>(step.batch_input)].contiguous()};  // as it was traced
+    } else if (op.is("param", "state")) {
+      auto found = executor_.state.find(op.attr<std::string>("name"));
+      SFSDP_CHECK(found != executor_.state.end(), "no state for ", op.attr<std::string>("name"));
+      results = {found->second};
+    } else if (op.is("constant")) {
+      results = {m_.constants[static_cast<size_t>(op.attr<int64_t>("index"))]};
+    } else if (op.is("accumulate")) {
+      results = {m_.accumulate(step, operands[0], part_of(scalars_.micro_batch))};
+    } else {
+      results = step.call->run(operands, scalars_, m_.position);
+    }
+    check_results(results, op);
+    for (size_t i = 0; i < results.size(); ++i) m_.put(step.results[i], results[i]);
+    operands.clear();
+    if (executor_.on_op) executor_.on_op(op, results);
+    results.clear();
+    bury(step);
+  }
+
+  void run(const ir::Loop& loop) {
+    Step &begin = m_.steps[loop.first], &end = m_.steps[loop.last];
+    const int64_t trips = trips_of(*loop.begin, m_.slots[static_cast<size_t>(begin.operands[0])]);
+    m_.carry(begin, 1, begin);
+    for (int64_t trip = 0; trip < trips; ++trip) {
+      for (size_t i = loop.first + 1; i < loop.last; ++i) run(m_.steps[i]);
+      m_.carry(end, 0, begin);
+    }
+    for (size_t k = 0; k < begin.results.size(); ++k)
+      m_.put(end.results[k], m_.slots[static_cast<size_t>(begin.results[k])]);
+    bury(end);
+  }
+
+  void bury(const Step& step) {
+    const bool is_last = step.op->section == ir::Section::Init || scalars_.micro_batch + 1 == count_;
+    for (int s : step.dead_after)
+      if (!m_.kept_in_loop[static_cast<size_t>(s)] || is_last) m_.put(s, at::Tensor());
+  }
+
+  Impl& m_;
+  ReferenceExecutor& executor_;
+  const std::vector<std::vector<at::Tensor>>& micro_batches_;
+  StepScalars scalars_;
+  const int64_t count_;
+  const std::vector<ir::Part> parts_;
+  const std::vector<ir::Loop> loops_;
+  LapClock<kKindsOfTime> clock_;
+};
+
 ReferenceExecutor::ReferenceExecutor(const ir::Graph& graph, const std::vector<at::Tensor>& constants, Groups groups,
                                      DataPosition position, Rng rng, std::vector<const ir::Value*> more)
     : impl_(std::make_unique<Impl>(graph, constants, groups, position, rng, more)) {}
 ReferenceExecutor::~ReferenceExecutor() = default;
 
 std::vector<at::Tensor> ReferenceExecutor::run(const std::vector<std::vector<at::Tensor>>& micro_batches,
-                                               const StepScalars& step_scalars) {
+                                               const StepScalars& scalars) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   Impl& m = *impl_;
-  StepScalars scalars = step_scalars;
-  LapClock<kKindsOfTime> clock;
-  const int64_t count = static_cast<int64_t>(micro_batches.size());
-  const std::vector<ir::Part> parts = ir::parts_of_step(count);
-  const auto bury = [&](const Impl::Step& step, int64_t micro_batch) {
-    for (int s : step.dead_after)
-      if (!m.kept_in_loop[static_cast<size_t>(s)] || step.op->section == ir::Section::Init || micro_batch + 1 == count)
-        m.put(s, at::Tensor());
-  };
-  const auto run_op = [&](Impl::Step& step, int64_t micro_batch) {
-    const ir::Op& op = *step.op;
-    clock.switch_to(step.spent);
-    std::vector<at::Tensor> operands, results;
-    for (int s : step.operands) operands.push_back(s >= 0 ? m.slots[static_cast<size_t>(s)] : at::Tensor());
-    if (step.batch_input >= 0) {
-      const auto& batch = micro_batches[static_cast<size_t>(micro_batch)];
-      SFSDP_CHECK(static_cast<size_t>(step.batch_input) < batch.size(), "batch has ", batch.size(), " tensors");
-      results = {batch[static_cast<size_t>(step.batch_input)].contiguous()};  // as it was traced
-    } else if (op.is("param", "state")) {
-      auto found = state.find(op.attr<std::string>("name"));
-      SFSDP_CHECK(found != state.end(), "no state for ", op.attr<std::string>("name"));
-      results = {found->second};
-    } else if (op.is("constant")) {
-      results = {m.constants[static_cast<size_t>(op.attr<int64_t>("index"))]};
-    } else if (op.is("accumulate")) {
-      results = {m.accumulate(step, operands[0], parts[static_cast<size_t>(micro_batch) + 1])};
-    } else {
-      results = step.call->run(operands, scalars, m.position);
-    }
-    check_results(results, op);
-    for (size_t i = 0; i < results.size(); ++i) m.put(step.results[i], results[i]);
-    operands.clear();
-    if (on_op) on_op(op, results);
-    results.clear();
-    bury(step, micro_batch);
-  };
-  for (Impl::Step& step : m.steps)
-    if (step.op->section == ir::Section::Init && step.batch_input < 0) run_op(step, 0);
-  const std::vector<ir::Loop> loops = ir::loops_of(m.graph);
-  const auto run_loop = [&](const ir::Loop& loop, int64_t micro_batch) {
-    Impl::Step &begin = m.steps[loop.first], &end = m.steps[loop.last];
-    const int64_t trips = trips_of(*loop.begin, m.slots[static_cast<size_t>(begin.operands[0])]);
-    m.carry(begin, 1, begin);
-    for (int64_t trip = 0; trip < trips; ++trip) {
-      for (size_t i = loop.first + 1; i < loop.last; ++i) run_op(m.steps[i], micro_batch);
-      m.carry(end, 0, begin);
-    }
-    for (size_t k = 0; k < begin.results.size(); ++k)
-      m.put(end.results[k], m.slots[static_cast<size_t>(begin.results[k])]);
-    bury(end, micro_batch);
-  };
-  for (int64_t micro_batch = 0; micro_batch < count; ++micro_batch) {
-    scalars.micro_batch = micro_batch;
-    const ir::Part part = parts[static_cast<size_t>(micro_batch) + 1];
-    auto loop = loops.begin();
-    for (size_t i = 0; i < m.steps.size(); ++i) {
-      Impl::Step& step = m.steps[i];
-      if (loop != loops.end() && i == loop->first) {
-        if (ir::runs_in(*step.op, part)) run_loop(*loop, micro_batch);
-        i = (loop++)->last;
-        continue;
-      }
-      if (ir::runs_in(*step.op, part) || step.batch_input >= 0) run_op(step, micro_batch);
-    }
-    if (part == ir::Part::Last) break;
-    for (const ir::Carry& c : m.graph.carries)  // running statistics go on from one micro-batch to the next
-      if (ir::is_repeated(c.next->producer()->section))
-        m.put(m.slot_of.at(c.current), m.slots[static_cast<size_t>(m.slot_of.at(c.next))]);
-  }
-  for (Impl::Step& step : m.steps)
-    if (step.op->section == ir::Section::Clip || step.op->section == ir::Section::Opt) run_op(step, count - 1);
-
+  Impl::Run step(*this, micro_batches, scalars);
+  step.head();
+  for (int64_t number = 0; number < std::ssize(micro_batches); ++number) step.micro_batch(number);
+  step.tail();
   std::vector<at::Tensor> outputs;
   for (const ir::Value* v : m.returned) outputs.push_back(m.slots[static_cast<size_t>(m.slot_of.at(v))]);
   for (const ir::Carry& c : m.graph.carries)
     state[c.current->producer()->attr<std::string>("name")] = m.slots[static_cast<size_t>(m.slot_of.at(c.next))];
   std::ranges::fill(m.slots, at::Tensor());
-  const auto spent = clock.seconds();
-  m.seconds = {spent[kForwardBackward], spent[kUpdate], spent[kCommunication]};
+  m.seconds = step.seconds();
   return outputs;
 }
 

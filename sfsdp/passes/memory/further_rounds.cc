@@ -174,9 +174,7 @@ class Rounds {
 
   // How many rounds at most, all rows on one rank.
   static int64_t most_rounds(const Op& exchange) {
-    const bool adds = exchange.has_attr("adds");
-    const int64_t rows =
-        adds != ir::sends_to_rows(exchange) ? exchange.operands[1]->type().numel() : exchange.attr<int64_t>("rows");
+    const int64_t rows = ir::rows_of_groups(exchange);
     const auto room = exchange.attr<int64_t>("room");
     return (rows + room - 1) / room;
   }

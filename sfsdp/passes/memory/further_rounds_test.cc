@@ -127,8 +127,8 @@ TEST_CASE("check_rounds: a loop that is missing, or does something else, is refu
            {"rounds of other offsets", "%rounds.further = further_rounds %ends",
             "%others = full value=4 : i32[4]\n  %rounds.further = further_rounds %others",
             "as something else than the rounds"},
-           {"rounds of another room", "further_rounds %ends axis=ep kernel=1 room=4", "further_rounds %ends axis=ep kernel=1 room=8",
-            "as something else than the rounds"},
+           {"rounds of another room", "further_rounds %ends axis=ep kernel=1 room=4",
+            "further_rounds %ends axis=ep kernel=1 room=8", "as something else than the rounds"},
            {"the first round again", "%round.first = full kernel=5 value=1", "%round.first = full kernel=5 value=0",
             "does not count rounds from 1"},
            {"every other round", "%round.next = aten.add.Scalar %round kernel=11 other=1",
@@ -153,6 +153,20 @@ TEST_CASE("check_rounds: a loop that is missing, or does something else, is refu
             "%dw is of the first round's rows alone"},
            {"a gradient of the first round's rows", "%dw.again = aten._grouped_mm %rt.again,",
             "%dw.again = aten._grouped_mm %rt,", "%dw.again is made otherwise"},
+           {"a round that no loop counts", "%rows = all_to_all_v %t, %order, %ends axis",
+            "%five = full value=5 : i64[]\n  %rows = all_to_all_v %t, %order, %ends, %five axis", "its round is %five"},
+           {"the round of another loop", "%own.again_1 = own_ends %ends, %round_1",
+            "%own.again_1 = own_ends %ends, %rounds", "%dw.again is made otherwise"},
+           {"what is made is added twice", "%back.added = add_into %back.sum, %back.again",
+            "%back.added = add_into %back.sum, %back.again alpha=2", "is not the sum of it and the round's"},
+           {"rounds are added to what all rounds have left", "  %out = aten.neg %back.all",
+            "  %f = full value=1 : i64[]\n  %g, %h = loop %rounds.further, %f, %back.all at_most=1 donates=[1, 2] : "
+            "i64[], "
+            "f32[4/ep, 3]\n  %i = aten.add.Scalar %g other=1 : i64[]\n  %j = add_into %h, %h donates=[0] : f32[4/ep, "
+            "3]\n"
+            "  %k = store %g, %i donates=[0] : i64[]\n  %l, %m = end %k, %j donates=[0, 1] : i64[], f32[4/ep, 3]\n"
+            "  %out = aten.neg %m",
+            "it adds rounds to %back.all"},
            {"the sums of two gradients are exchanged", "end %round.stored_1, %dw.added, %dx.added",
             "end %round.stored_1, %dx.added, %dw.added", "is not the sum of it and the round's"},
        }) {

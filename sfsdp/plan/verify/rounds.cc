@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "sfsdp/base/check.h"
@@ -27,14 +28,31 @@ class Checker {
   std::string check() {
     for (const auto& op : graph_.ops()) {
       note(*op);
+      if (std::string wrong = check_round(*op); !wrong.empty()) return wrong;
       if (first_.empty() || !leaves(*op)) continue;
       const Value* left = ir::is_start(*op) ? waited_for(*op) : op->result();
       if (std::string wrong = check_left(*op, left); !wrong.empty()) return wrong;
+      left_.insert(left);
     }
+    for (const ir::Loop& loop : loops_)
+      if (loop.begin->operands[0]->producer()->is("further_rounds"))
+        for (size_t k = 2; k < loop.begin->operands.size(); ++k)
+          if (!left_.contains(loop.begin->operands[k]))
+            return error(*loop.begin, concat("it adds rounds to %", loop.begin->operands[k]->name()),
+                         "what a first round leaves, once");
     return "";
   }
 
  private:
+  // A number of a round is that of the loop that the op is in.
+  std::string check_round(const Op& op) const {
+    if (!has_rounds(op) || op.operands.size() <= round_operand(op)) return "";
+    const ir::Loop* loop = ir::loop_around(loops_, index_.position(&op));
+    if (loop && op.operands[round_operand(op)] == loop->begin->results()[0].get()) return "";
+    return error(op, concat("its round is %", op.operands[round_operand(op)]->name()),
+                 "what the loop that it is in carries first, or none for the first round");
+  }
+
   // The exchange or ends by which a value is of some of a rank's rows, outside of loops.
   void note(const Op& op) {
     const Op* by = has_rounds(op) && op.operands.size() <= round_operand(op) ? &op : nullptr;
@@ -49,7 +67,7 @@ class Checker {
     return std::ranges::any_of(value.type().placements,
                                [](const auto& p) { return p.placement.kind == ir::Placement::Kind::Rows; });
   }
-  // Of some of a rank's rows what is none of them.
+  // What is made of some of a rank's rows, and is none of them.
   bool leaves(const Op& op) const { return !op.results().empty() && !is_rows(*op.result()) && rows_of(op) != nullptr; }
   const Op* rows_of(const Op& op) const {
     for (const Value* operand : op.operands)
@@ -80,7 +98,9 @@ class Checker {
     const auto k = static_cast<size_t>(std::ranges::find(loop.operands, left) - loop.operands.begin()) - 1;
     const Op& sum = *found->end->operands[k]->producer();
     const Value* before = loop.results()[k].get();
-    if (k == 0 || !sum.is("add_into") || sum.operands[0] != before || index_.readers(before).size() != 1)
+    const bool plain = std::ranges::all_of(
+        sum.attrs, [](const auto& attr) { return attr.first == "donates" || attr.first == "kernel"; });
+    if (k == 0 || !sum.is("add_into") || !plain || sum.operands[0] != before || index_.readers(before).size() != 1)
       return error(loop, concat("what a trip leaves for %", left->name(), " is not the sum of it and the round's"),
                    "add_into of what is carried and of what the round makes");
     same_.clear();
@@ -146,6 +166,7 @@ class Checker {
   const ir::Index index_;
   const std::vector<ir::Loop> loops_;
   std::map<const Value*, const Op*> first_;  // of rows of a first round
+  std::set<const Value*> left_;              // by first rounds
   std::map<std::pair<const Value*, const Value*>, bool> same_;
 };
 

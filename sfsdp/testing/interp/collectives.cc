@@ -66,7 +66,7 @@ RowRange rows_of_rank(const Array& ends, int64_t rows, size_t rank, size_t ranks
   return {static_cast<size_t>(begin), static_cast<size_t>(end)};
 }
 
-// Of a rank's rows those of the round that the op is in.
+// Those of a rank's rows that are of the round that the op is in.
 RowRange in_round(const Op& op, RowRange rows, const std::vector<std::vector<const Array*>>& operands, size_t place) {
   const auto* room = op.find_attr<int64_t>("room");
   if (!room) return rows;
