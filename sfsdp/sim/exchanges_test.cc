@@ -4,10 +4,16 @@
 
 #include <array>
 #include <string>
+#include <utility>
 
+#include "sfsdp/base/error.h"
 #include "sfsdp/cost/machine.h"
+#include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/passes/pass_manager.h"
+#include "sfsdp/plan/step_plan.h"
+#include "sfsdp/sim/report/bucket_table.h"
+#include "sfsdp/sim/report/memory_timeline.h"
 #include "sfsdp/sim/simulate.h"
 #include "sfsdp/testing/expect_pass.h"
 
@@ -66,6 +72,32 @@ TEST_CASE("simulation: rounds after the first make no trip, where choices are ev
   CHECK(now.communication_seconds.at("all_to_all_v") ==
         doctest::Approx(before.communication_seconds.at("all_to_all_v")));
   CHECK(now.step_seconds == doctest::Approx(before.step_seconds).epsilon(0.01));
+}
+
+TEST_CASE(
+    "simulation: what a page shows of a graph with rounds are collectives that run, and memory at kernels that run") {
+  const plan::StepPlan plan = plan::make_plan(after("cover_exchanges, further_rounds"));
+  REQUIRE_FALSE(ir::loops_of(plan.graph).empty());
+  const Simulation simulation = simulate(plan.graph, cost::load_machine("dgx_h100"));
+  const auto rows = bucket_table(plan.graph, simulation, {});
+  CHECK(rows.size() == 2);
+  for (const BucketRow& row : rows) CHECK(row.runs == 1);
+  const auto samples = memory_over_time(plan.graph, plan.memory, simulation);
+  REQUIRE(samples.size() > 4);
+  for (size_t i = 1; i < samples.size(); ++i) CHECK(samples[i].at >= samples[i - 1].at);
+}
+
+TEST_CASE("simulation: room for less than an even share would need rounds that nobody simulates, which is told") {
+  std::string text = kMixture;
+  for (const auto& [from, to] :
+       {std::pair("room=32768", "room=16384"), std::pair("[32768, 4096] rows0", "[16384, 4096] rows0")})
+    for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + 1))
+      text.replace(at, std::string(from).size(), to);
+  ir::Graph graph = ir::parse_or_throw(text);
+  passes::run_passes(graph, passes::parse_passes("further_rounds"));
+  CHECK_THROWS_WITH_AS(simulate(graph, cost::load_machine("dgx_h100")),
+                       doctest::Contains("8 ranks with room for 16384 rows each need further rounds for 262144"),
+                       UserError);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What one rank does in a step, as the lanes of its plan and the edges between them say: stretches of kernels, and between
 // them which collectives may start and which are waited for. Every rank has the same program; the simulation runs it on each.
+// Loops of further rounds (passes/memory/further_rounds.h) make no trip, as choices of experts are taken to be even; other loops are refused.
 #pragma once
 
 #include <array>

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 
 namespace sfsdp::train {
@@ -19,12 +20,14 @@ constexpr std::array<std::string_view, 6> kCollectives = {"all_gather", "reduce_
 
 PlanSummary summarise(const ir::Graph& graph) {
   PlanSummary summary;
-  for (const auto& op : graph.ops()) {
+  const std::vector<ir::Loop> loops = ir::loops_of(graph);  // how often their bodies run, memory says
+  for (size_t i = 0; i < graph.ops().size(); ++i) {
+    const auto& op = graph.ops()[i];
     ++summary.ops;
     if (op->is("param")) summary.parameter_bytes += op->result()->type().bytes();
     if (op->is("state")) summary.state_bytes += op->result()->type().bytes();
     const std::string kind(ir::collective_kind(*op));
-    if (std::ranges::find(kCollectives, kind) == kCollectives.end()) continue;
+    if (std::ranges::find(kCollectives, kind) == kCollectives.end() || ir::loop_around(loops, i)) continue;
     CollectiveSum& sum = summary.collectives[kind];
     const int64_t times = ir::is_repeated(*op) ? graph.micro_batches : 1;
     sum.count += times;

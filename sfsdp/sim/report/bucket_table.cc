@@ -8,6 +8,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/index.h"
+#include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/model_axis.h"
 
@@ -109,8 +110,10 @@ std::vector<BucketRow> bucket_table(const Graph& graph, const Simulation& simula
   const auto distance_of = distances(graph, simulation.kernels);
   std::vector<BucketRow> rows;
   std::unordered_map<const Op*, size_t> row_of;
-  for (const auto& op : graph.ops()) {
-    if (!ir::is_collective(*op)) continue;
+  const std::vector<ir::Loop> loops = ir::loops_of(graph);  // their bodies make no trip (sim/program.h)
+  for (size_t i = 0; i < graph.ops().size(); ++i) {
+    const auto& op = graph.ops()[i];
+    if (!ir::is_collective(*op) || ir::loop_around(loops, i)) continue;
     const Op* param = finder.param_of(*op);
     BucketRow row;
     row.name = op->result()->name();

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/sim/program.h"
 
@@ -133,6 +134,7 @@ std::vector<MemorySample> memory_over_time(const Graph& graph, const plan::Memor
   const std::vector<MemorySample> alive = alive_by_position(graph, plan);
   const std::vector<bool> begins_kernel = begins_of_kernels(simulation.kernels);
   const auto positions = positions_of(graph);
+  const std::vector<ir::Loop> loops = ir::loops_of(graph);  // their bodies make no trip (sim/program.h)
   std::vector<MemorySample> samples;
   const auto put = [&](MemorySample sample, double at) {
     sample.at = at;
@@ -147,6 +149,7 @@ std::vector<MemorySample> memory_over_time(const Graph& graph, const plan::Memor
   };
   for (const Part part : ir::parts_of_step(simulation.micro_batches)) {
     for (const int64_t position : positions[static_cast<size_t>(part)]) {
+      if (ir::loop_around(loops, static_cast<size_t>(position))) continue;
       const MemorySample& here = alive[static_cast<size_t>(position)];
       if (!begins_kernel[static_cast<size_t>(position)]) {
         if (here.total() > in_between.total()) in_between = here;
