@@ -33,8 +33,18 @@ bool fills(const ir::Op& op) {
          is_one_of(base_name(op), {"full", "full_like", "new_full", "fill", "scalar_tensor", "masked_fill", "where"});
 }
 
+// A rank's rows of experts stand in front of memory that products leave as it was. What is not finite in the rows is seen where they
+// come together again.
+bool holds_rows_before_garbage(const ir::Op& op) {
+  const bool zeros_after = op.is("own_rows") || ir::collective_kind(op) == "all_to_all_v";
+  return !zeros_after && !op.results().empty() &&
+         std::ranges::any_of(op.result()->type().placements,
+                             [](const auto& p) { return p.placement.kind == ir::Placement::Kind::Rows; });
+}
+
 // Gives out memory that nobody has written.
 bool leaves_garbage(const ir::Op& op) {
+  if (holds_rows_before_garbage(op)) return true;
   return is_one_of(base_name(op), {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"});
 }
 

@@ -69,6 +69,25 @@ TEST_CASE("infinities of a mask, results that nobody reads and memory that nobod
   CHECK(fault_of(graph, {{"garbage", kNan}, {"held", kNan}})->value->name() == "held");
 }
 
+// A product leaves what stands after a rank's rows as it was; what is sent back is of rows alone.
+TEST_CASE("a nan beside the rows of a rank's experts is no fault; one among what they give is") {
+  const ir::Graph graph = ir::parse_or_throw(R"(graph mesh [ep=2] view local
+  %w = param box=ep name=w : f32[2/ep, 4, 4]
+  %t = input name=t : f32[2/ep, 4]
+  %order = input name=order : i64[4]
+  %ends = input name=ends : i32[4]
+fwd:
+  %own = own_ends %ends axis=ep : i32[2/ep]
+  %rows = all_to_all_v %t, %order, %ends axis=ep rows=4 to=rows : f32[4, 4] rows0(ep)
+  %y = aten._grouped_mm %rows, %w, %own, none : f32[4, 4] rows0(ep)
+  %back = all_to_all_v %y, %order, %ends axis=ep rows=4 to=parts : f32[2/ep, 4]
+  return %back
+)");
+  CHECK_FALSE(fault_of(graph, {{"y", kNan}}));
+  CHECK(fault_of(graph, {{"rows", kNan}})->value->name() == "rows");
+  CHECK(fault_of(graph, {{"y", kNan}, {"back", kNan}})->value->name() == "back");
+}
+
 TEST_CASE("a fault is told with op, module, section, micro-batch, values and a cure") {
   const ir::Graph graph = ir::parse_or_throw(kStep);
   const auto fault = fault_of(graph, {{"log", kMinusInf}});
