@@ -319,10 +319,10 @@ void check_trips(const Graph& graph) {
       throw UserError(concat("the simulation cannot say how often ", ir::name_of(*loop.begin), " runs its body",
                              "\n  expected a graph without loop and when, but for rounds of experts' rows"));
     const int64_t room = number.attr<int64_t>("room"), ranks = ir::axis_size(graph, *ir::axes_of(number)).value_or(1);
-    const int64_t rows = ir::rows_of_groups(
-        *std::find_if(graph.ops().begin() + static_cast<std::ptrdiff_t>(loop.first), graph.ops().end(),
-                      [](const auto& op) { return ir::collective_kind(*op) == "all_to_all_v"; })
-             ->get());
+    const auto exchange = std::find_if(graph.ops().begin() + static_cast<std::ptrdiff_t>(loop.first), graph.ops().end(),
+                                       [](const auto& op) { return ir::collective_kind(*op) == "all_to_all_v"; });
+    SFSDP_CHECK(exchange != graph.ops().end(), ir::name_of(*loop.begin), " exchanges nothing");
+    const int64_t rows = ir::rows_of_groups(**exchange);
     if (room * ranks < rows)
       throw UserError(concat("the simulation takes choices of experts to be even, and ", ranks, " ranks with room for ",
                              room, " rows each need further rounds for ", rows, " all the same",
