@@ -11,6 +11,7 @@
 #include "sfsdp/ir/loops.h"
 
 namespace sfsdp::device {
+
 PlanCommands commands_of(const plan::StepPlan& plan, const std::function<Kernel*(const plan::Task&)>& kernel_of) {
   const plan::Actions actions = plan::actions_of(plan.graph, plan.lanes);
   std::set<plan::Task> tasks;

@@ -45,22 +45,23 @@ const Op& source_of(const Value* value) {
   return *op;
 }
 
+// Whether the op needs what the other one makes.
+bool reads(const Op& op, const Op& other) {
+  std::unordered_set<const Op*> seen;
+  const std::function<bool(const Op&)> walk = [&](const Op& at) {
+    if (&at == &other) return true;
+    if (!seen.insert(&at).second) return false;
+    for (const Value* operand : at.operands)
+      if (operand && walk(*operand->producer())) return true;
+    return false;
+  };
+  return walk(op);
+}
+
 // What an op needs of what stands below another one, then that one: the order of the graph, but for these.
 class Hoist {
  public:
   explicit Hoist(ir::Graph& graph) : graph_(graph) {}
-
-  bool reads(const Op& op, const Op& other) {
-    std::unordered_set<const Op*> seen;
-    const std::function<bool(const Op&)> walk = [&](const Op& at) {
-      if (&at == &other) return true;
-      if (!seen.insert(&at).second) return false;
-      for (const Value* operand : at.operands)
-        if (operand && walk(*operand->producer())) return true;
-      return false;
-    };
-    return walk(op);
-  }
 
   void run(const std::unordered_map<const Op*, Op*>& needs) {
     for (const auto& op : graph_.ops()) {
@@ -82,10 +83,6 @@ class Hoist {
   std::unordered_set<const Op*> done_;
   std::vector<Op*> order_;
 };
-
-}  // namespace
-
-namespace {
 
 // Views among them, which an index of rows is often given by.
 bool is_row_by_row(const Op& op) {
@@ -143,12 +140,11 @@ Value* repeated_index(const Op& op) {
 WantedRows find_wanted_rows(ir::Graph& graph, const std::map<std::string, int64_t>& cuts) {
   WantedRows wanted;
   std::unordered_map<const Op*, Op*> needs;
-  Hoist hoist(graph);
   const ir::Index index(graph);
   const auto want = [&](Value* rows_of, Value* ends, int64_t rows) {
     for (const Value* value : Picks(rows).of(rows_of)) {
       const Op& picks = *value->producer();
-      if (wanted.contains(value) || hoist.reads(*ends->producer(), picks)) continue;
+      if (wanted.contains(value) || reads(*ends->producer(), picks)) continue;
       wanted.emplace(value, ends);
       needs.emplace(&picks, ends->producer());
     }
@@ -176,7 +172,7 @@ WantedRows find_wanted_rows(ir::Graph& graph, const std::map<std::string, int64_
       }
     }
   }
-  if (!needs.empty()) hoist.run(needs);
+  if (!needs.empty()) Hoist(graph).run(needs);
   return wanted;
 }
 
@@ -221,16 +217,6 @@ std::optional<OpCut> exchange_cut_of(const Op& op, const std::vector<Placement>&
   return way;
 }
 
-bool exchanges(const ExpertParallelOptions& options) {
-  return options.dispatch != DispatchMethod::Gather || options.capacity > 0;
-}
-
-int64_t rows_in_all(const Op& op, bool to_rows) {
-  const bool adds = adds_rows(op);
-  if (adds != to_rows) return row_index(op)->type().numel();
-  return (adds ? op.result() : op.operands[0])->type().dims[0].size;
-}
-
 int64_t room_of(int64_t rows, int64_t ranks, double capacity) {
   if (capacity <= 0) return 0;
   // A dimension of one row would be taken for one that is repeated.
@@ -264,12 +250,13 @@ void throw_no_room(const std::string& axis, const Value& value, const Op* reader
 Value* make_exchange(const ir::Builder::Place& place, const Op& op, Value* index, Value* ends, const std::string& axis,
                      bool to_rows) {
   const bool adds = adds_rows(op);
-  const ir::Type &in = op.operands[adds ? 2 : 0]->type(), &out = op.result()->type();
+  Value* sent = op.operands[*rows_operand(op)];
+  const ir::Type &in = sent->type(), &out = op.result()->type();
   ir::Attrs attrs = {{"axis", axis}, {"rows", (adds ? out : in).dims[0].size}, {"to", to_rows ? "rows" : "parts"}};
   if (adds) attrs["adds"] = true;
   ir::Type type = out;
   type.strides.clear();
-  return place.value("all_to_all_v", {op.operands[adds ? 2 : 0], index, ends}, type, "", attrs);
+  return place.value("all_to_all_v", {sent, index, ends}, type, "", attrs);
 }
 
 }  // namespace sfsdp::parallel

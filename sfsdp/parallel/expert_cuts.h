@@ -46,12 +46,6 @@ ir::Value* row_index(const ir::Op& op);
 std::optional<OpCut> exchange_cut_of(const ir::Op& op, const std::vector<ir::Placement>& operands, int64_t offsets,
                                      int64_t ranks);
 
-// Whether rows may be exchanged.
-bool exchanges(const ExpertParallelOptions& options);
-
-// How many rows the ranks have together, of those that such an op sends or makes.
-int64_t rows_in_all(const ir::Op& op, bool to_rows);
-
 // For how many of so many rows a rank has room at once; 0: for all.
 //   capacity: ExpertParallelOptions::capacity
 int64_t room_of(int64_t rows, int64_t ranks, double capacity);

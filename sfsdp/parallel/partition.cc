@@ -53,7 +53,8 @@ class Partitioner {
         context_(context),
         inner_(inner),
         expert_(expert),
-        wanted_rows_(context && exchanges(expert) ? find_wanted_rows(graph, cuts) : WantedRows()),
+        wanted_rows_(context && expert.dispatch != DispatchMethod::Gather ? find_wanted_rows(graph, cuts)
+                                                                          : WantedRows()),
         build_(graph) {}
 
   PartitionReport run() {
@@ -228,7 +229,7 @@ class Partitioner {
     Value* ends = ends_[static_cast<size_t>(number - 1)];
     Value* index = lying(instead_of(row_index(op)), kWhole, &op);
     Value* made = make_exchange(build_.before(&op).like(op), op, index, ends, axis_.name, to_rows);
-    if (const int64_t room = room_of(rows_in_all(op, to_rows), axis_.size, expert_.capacity)) {
+    if (const int64_t room = room_of(ir::rows_of_groups(*made->producer()), axis_.size, expert_.capacity)) {
       made->producer()->attrs["room"] = room;
       rooms_[number] = room;
     }
