@@ -77,8 +77,6 @@ void check_experts(const Strategy& strategy, int64_t ep) {
   const auto refuse = [&](const std::string& what, const char* expected) {
     throw UserError(concat("data_parallel: ", what, " with mesh axis ep = ", ep, "\n  expected ", expected));
   };
-  if (strategy.axis_size("tp") > 1)
-    refuse(concat("mesh axis tp = ", strategy.axis_size("tp")), "tp = 1: both at once are not supported yet");
   if (strategy.options.mode == DataParallelMode::Replicate)
     refuse("DataParallelOptions::mode = Replicate", "FullyShard or HybridShard, or no mode");
   if (strategy.options.zero_stage == 0) refuse("DataParallelOptions::zero_stage = 0", "1, 2 or 3");

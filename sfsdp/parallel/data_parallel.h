@@ -100,7 +100,7 @@ struct Strategy {
 };
 
 // Fills in the mode. Throws UserError for an option out of range, and when mode and axes do not fit (FullyShard with
-// dp_replicate above 1, Replicate with dp_shard above 1, tp above 1 with nothing to cut, ep beside tp, other axes above 1).
+// dp_replicate above 1, Replicate with dp_shard above 1, tp above 1 with nothing to cut, other axes above 1).
 Strategy data_parallel(DeviceMesh mesh, DataParallelOptions options = {}, TensorParallel tensor = {},
                        ContextParallelOptions context = {}, ExpertParallelOptions expert = {});
 

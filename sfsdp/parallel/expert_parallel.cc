@@ -9,16 +9,33 @@
 #include "sfsdp/parallel/tensor_parallel.h"
 
 namespace sfsdp::parallel {
+namespace {
+
+// By name, how many experts each parameter holds that is of some.
+std::map<std::string, int64_t> expert_parameters(const ir::Graph& graph, const ExpertParallelOptions& options) {
+  std::map<std::string, int64_t> experts;
+  for (const auto& op : graph.ops()) {
+    if (!op->is("param")) continue;
+    const auto& path = op->attr<std::string>("name");
+    if (std::ranges::any_of(options.experts, [&](const std::string& pattern) { return names(pattern, path); }))
+      experts.emplace(path, op->result()->type().dims.empty() ? 1 : op->result()->type().dims[0].size);
+  }
+  return experts;
+}
+
+}  // namespace
+
+int64_t count_experts(const ir::Graph& graph, const ExpertParallelOptions& options) {
+  int64_t least = 0;
+  for (const auto& [path, experts] : expert_parameters(graph, options))
+    least = least == 0 ? experts : std::min(least, experts);
+  return least;
+}
 
 std::map<std::string, int64_t> find_experts(const ir::Graph& graph, const ExpertParallelOptions& options,
                                             int64_t ranks) {
   std::map<std::string, int64_t> cuts;
-  for (const auto& op : graph.ops()) {
-    if (!op->is("param")) continue;
-    const auto& path = op->attr<std::string>("name");
-    if (std::ranges::none_of(options.experts, [&](const std::string& pattern) { return names(pattern, path); }))
-      continue;
-    const int64_t experts = op->result()->type().dims.empty() ? 1 : op->result()->type().dims[0].size;
+  for (const auto& [path, experts] : expert_parameters(graph, options)) {
     if (experts % ranks != 0) {
       int64_t nearest = ranks;
       while (experts % nearest != 0) --nearest;

@@ -35,5 +35,8 @@ namespace parallel {
 std::map<std::string, int64_t> find_experts(const ir::Graph& graph, const ExpertParallelOptions& options,
                                             int64_t ranks);
 
+// Experts of the smallest mixture; 0: no parameter is one.
+int64_t count_experts(const ir::Graph& graph, const ExpertParallelOptions& options);
+
 }  // namespace parallel
 }  // namespace sfsdp

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/plan/cuts.h"
 
+#include <algorithm>
 #include <string_view>
 
 #include "sfsdp/base/check.h"
@@ -8,23 +9,33 @@
 
 namespace sfsdp::plan {
 
-MemberCut parse_member_cut(const std::string& text) {
-  if (text.empty()) return {};
-  const size_t slash = text.find('/');
-  const auto dim = parse_int(std::string_view(text).substr(0, slash));
-  SFSDP_CHECK(slash != std::string::npos && dim && *dim >= 0 && slash + 1 < text.size(), '"', text,
-              "\" says no dimension and axis, such as 0/tp");
-  return {*dim, text.substr(slash + 1)};
+std::vector<MemberCut> parse_member_cuts(const std::string& text) {
+  std::vector<MemberCut> cuts;
+  if (text.empty()) return cuts;
+  for (const std::string& part : split(text, ',')) {
+    const size_t slash = part.find('/');
+    const auto dim = parse_int(std::string_view(part).substr(0, slash));
+    SFSDP_CHECK(slash != std::string::npos && dim && *dim >= 0 && slash + 1 < part.size(), '"', text,
+                "\" says no dimension and axis, such as 0/tp");
+    cuts.push_back({*dim, part.substr(slash + 1)});
+  }
+  return cuts;
 }
 
-std::string to_string(const MemberCut& cut) { return cut.dim < 0 ? "" : concat(cut.dim, '/', cut.axis); }
+std::string to_string(const std::vector<MemberCut>& cuts) {
+  std::vector<std::string> texts;
+  for (const MemberCut& cut : cuts) texts.push_back(concat(cut.dim, '/', cut.axis));
+  return join(texts, ",");
+}
 
 std::vector<Cut> cuts_of_member(const ir::Op& param, size_t member) {
   const auto* texts = param.find_attr<std::vector<std::string>>("cuts");
-  const MemberCut cut = texts ? parse_member_cut(texts->at(member)) : MemberCut();
-  if (cut.dim < 0) return {};
-  std::vector<Cut> cuts(static_cast<size_t>(cut.dim) + 1);
-  cuts.back().axes = {cut.axis};
+  if (!texts) return {};
+  std::vector<Cut> cuts;
+  for (const MemberCut& cut : parse_member_cuts(texts->at(member))) {
+    cuts.resize(std::max(cuts.size(), static_cast<size_t>(cut.dim) + 1));
+    cuts[static_cast<size_t>(cut.dim)].axes.push_back(cut.axis);
+  }
   return cuts;
 }
 

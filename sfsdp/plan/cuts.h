@@ -10,14 +10,15 @@
 
 namespace sfsdp::plan {
 
-// An entry of cuts=: "0/tp" is dimension 0 over tp, "" whole.
+// A dimension of a member that an axis cuts.
 struct MemberCut {
-  int64_t dim = -1;  // -1: whole
+  int64_t dim = 0;
   std::string axis;
 };
+// An entry of cuts=: "0/ep,1/tp" is dimension 0 over ep and dimension 1 over tp, "" whole. Axes of one dimension: outer first.
 // throws: InternalError for another text
-MemberCut parse_member_cut(const std::string& text);
-std::string to_string(const MemberCut& cut);
+std::vector<MemberCut> parse_member_cuts(const std::string& text);
+std::string to_string(const std::vector<MemberCut>& cuts);
 
 // Those of one member of the bucket that the param is, by dimension; empty: it is whole.
 std::vector<Cut> cuts_of_member(const ir::Op& param, size_t member);

@@ -287,6 +287,20 @@ TEST_CASE("DeepSeek-V3 over ep and cp trains as eager does") {
                                           on({{"cp", 2}, {"ep", 2}}, 1, {.min_shard_numel = 1000})});
 }
 
+// Of an expert a rank has a part of the width, and of its rows all.
+TEST_CASE("DeepSeek-V3 over ep and tp trains as eager does") {
+  models::DeepSeekV3Args args = divisible(like_v3());
+  args.load_balance_coeff = 0.01;
+  expect_parity_on(args, {cut({{"ep", 2}, {"tp", 2}}), exchanged(cut({{"ep", 2}, {"tp", 2}})),
+                          exchanged(cut({{"dp_shard", 2}, {"ep", 2}, {"tp", 2}}, {.sequence_parallel = true}, 3)),
+                          with_room(1, cut({{"ep", 2}, {"tp", 2}}, {.sequence_parallel = true}, 2, {}, planned())),
+                          exchanged(cut({{"dp_replicate", 2}, {"ep", 2}, {"tp", 2}}, {}, 1, {.zero_stage = 1})),
+                          exchanged(cut({{"ep", 2}, {"tp", 4}}, {}, 1, {}, all_again())),
+                          with_room(0.5, cut({{"ep", 4}, {"tp", 2}}, {}, 1, {}, all_again())),
+                          cut({{"dp_shard", 2}, {"ep", 2}, {"tp", 2}}, {.loss_parallel = false}, 1, {}, planned()),
+                          exchanged(cut({{"cp", 2}, {"ep", 2}, {"tp", 2}}, {.sequence_parallel = true}))});
+}
+
 // A router of zeros takes the same experts for every token: most ranks have no rows, one has them all.
 TEST_CASE("DeepSeek-V3 over ep trains as eager does where all tokens choose the experts of one rank") {
   const models::DeepSeekV3Args args = like_v3();

@@ -8,7 +8,9 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/compile/complete_step.h"
+#include "sfsdp/parallel/expert_parallel.h"
 #include "sfsdp/passes/canonical/canonicalise.h"
+#include "sfsdp/train/config/config_resolve.h"
 
 namespace sfsdp::tools {
 namespace {
@@ -29,6 +31,10 @@ CompiledStep Captures::compile(const train::JobConfig& config, train::StepSetup 
   if (canonical) pipeline.disable.emplace_back(kFirstPass);  // done
   return {step::complete_step(entry->job->graph.clone(), setup.strategy, setup.options, entry->job->half_precision),
           entry->job->flops_per_token};
+}
+
+int64_t Captures::experts(const train::JobConfig& config) {
+  return parallel::count_experts(get(config, nullptr)->job->graph, train::expert_parallel_of(config));
 }
 
 std::shared_ptr<const Captures::Entry> Captures::get(const train::JobConfig& config,

@@ -39,6 +39,8 @@ class Captures {
   // The compiled step: the plan that train::make_job would run.
   //   throws: UserError as make_job does
   CompiledStep compile(const train::JobConfig& config, train::StepSetup setup);
+  // Experts of the config's smallest mixture; 0: it has none.
+  int64_t experts(const train::JobConfig& config);
 
  private:
   struct Entry {

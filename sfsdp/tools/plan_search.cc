@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -65,10 +66,6 @@ class Search {
         captures_(capture) {}
 
   void estimate() {
-    if (base_.parallelism.expert_parallel_degree > 1)
-      throw UserError(
-          concat("plan --search with parallelism.expert_parallel_degree = ", base_.parallelism.expert_parallel_degree,
-                 "\n  expected 1: the search varies no experts yet; plan one mesh without --search"));
     if (!estimates_) {  // what a mesh changes of another system's step is not known
       const bool third_alone = request_.get("simulate.system") == "deepspeed3";  // which has no other stage
       for (const Candidate& c : search_space(base_, world_, model_axes_of(base_)))
@@ -118,15 +115,18 @@ class Search {
     }
   }
 
-  // First tp, then cp beside it: all numbers of ranks, each by a few configurations.
+  // ep, tp beside it, cp beside both, and ep once more: all numbers of ranks of each, by a few configurations.
   ModelAxes choose_axes() {
     const ModelAxes given = model_axes_of(base_);
     ModelAxes best = given;
-    const auto choose = [&](int64_t ModelAxes::*axis, int64_t other) {
+    const bool varies_experts = varies("--parallelism.expert_parallel_degree", given.expert);
+    const int64_t experts = varies_experts ? captures_.experts(base_) : 0;
+    const auto choose = [&](int64_t ModelAxes::*axis, const std::vector<int64_t>& degrees) {
       std::vector<Candidate> looks;
-      for (const int64_t degree : degrees_beside(other, world_, machine_.devices_per_node)) {
+      for (const int64_t degree : degrees) {
         ModelAxes axes = best;
         axes.*axis = degree;
+        if (varies_experts) axes.expert = std::gcd(axes.expert, world_ / axes.ranks());  // of fewer shards
         const auto seen = [&](const Found& f) { return f.candidate.axes == axes; };
         if (std::ranges::any_of(found_, seen)) continue;
         // Fewer sequences than ranks that would have their own, which other axes may mend.
@@ -139,9 +139,16 @@ class Search {
       estimate(looks);
       if (!found_.empty()) best = found_.front().candidate.axes;
     };
+    const auto choose_experts = [&] {
+      if (experts > 0) choose(&ModelAxes::expert, expert_degrees(best, world_, experts));
+    };
+    const auto in_node = [&](int64_t other) { return degrees_beside(other, world_, machine_.devices_per_node); };
+    choose_experts();
     if (varies("--parallelism.tensor_parallel_degree", given.tensor) && has_tensor_plan())
-      choose(&ModelAxes::tensor, best.context);
-    if (varies("--parallelism.context_parallel_degree", given.context)) choose(&ModelAxes::context, best.tensor);
+      choose(&ModelAxes::tensor, in_node(best.context));
+    if (varies("--parallelism.context_parallel_degree", given.context))
+      choose(&ModelAxes::context, in_node(best.tensor));
+    choose_experts();
     return best;
   }
 
@@ -170,7 +177,9 @@ class Search {
 
   void leave_out(const ModelAxes& axes, const std::string& why) {
     const std::lock_guard lock(mutex_);
-    left_out_.emplace(concat("cp=", axes.context, ",tp=", axes.tensor), why.substr(0, why.find('\n')));
+    left_out_.emplace(
+        concat(axes.expert > 1 ? concat("ep=", axes.expert, ",") : "", "cp=", axes.context, ",tp=", axes.tensor),
+        why.substr(0, why.find('\n')));
   }
 
   // Those that fit first, by time; then by memory.

@@ -9,7 +9,7 @@
 
 namespace sfsdp::tools {
 
-// Varies the mesh (dp_replicate × dp_shard × cp × tp), ZeRO stage, micro-batch, recomputation and reshard of a config on request.world
+// Varies the mesh (dp_replicate × dp_shard × ep × cp × tp), ZeRO stage, micro-batch, recomputation and reshard of a config on request.world
 // ranks; its other keys hold, and so do degrees of model axes that the command line gives, or the config above 1. All are estimated (tune/scaled_step.h), the best are simulated and printed, with what each
 // waits for and why others lost.
 //   throws: UserError without --machine, and for a global batch that the ranks cannot share

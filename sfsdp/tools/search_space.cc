@@ -19,7 +19,8 @@ std::vector<int64_t> divisors(int64_t n) {
 }
 
 std::string mesh_of(const Candidate& c) {
-  return concat("dp_replicate=", c.replicate, ",dp_shard=", c.shard,
+  return concat("dp_replicate=", c.replicate, ",dp_shard=", c.shard / c.axes.expert,
+                c.axes.expert > 1 ? concat(",ep=", c.axes.expert) : "",
                 c.axes.context > 1 ? concat(",cp=", c.axes.context) : "",
                 c.axes.tensor > 1 ? concat(",tp=", c.axes.tensor) : "");
 }
@@ -33,6 +34,7 @@ std::vector<std::pair<int64_t, bool>> stages_of(int64_t shard) {
 train::JobConfig with_axes(train::JobConfig config, const ModelAxes& axes) {
   config.parallelism.tensor_parallel_degree = axes.tensor;
   config.parallelism.context_parallel_degree = axes.context;
+  config.parallelism.expert_parallel_degree = axes.expert;
   return config;
 }
 
@@ -49,7 +51,8 @@ Choices choices_of(const Candidate& c) {
 }
 
 ModelAxes model_axes_of(const train::JobConfig& config) {
-  return {config.parallelism.tensor_parallel_degree, config.parallelism.context_parallel_degree};
+  return {config.parallelism.tensor_parallel_degree, config.parallelism.context_parallel_degree,
+          config.parallelism.expert_parallel_degree};
 }
 
 std::vector<Candidate> search_space(const train::JobConfig& config, int64_t world, const ModelAxes& axes) {
@@ -66,12 +69,15 @@ std::vector<Candidate> search_space(const train::JobConfig& config, int64_t worl
     throw UserError(concat("training.global_batch_size = ", global, " on ", ranks,
                            axes.ranks() > 1 ? " data-parallel" : "", " ranks\n  expected a multiple of the ranks; try ",
                            (global / ranks + 1) * ranks));
+  if (ranks % axes.expert != 0) train::make_mesh(with_axes(config, axes).parallelism, world);  // says what fits
   std::vector<Candidate> all;
-  for (const int64_t shard : divisors(ranks))
+  for (const int64_t shard : divisors(ranks)) {
+    if (shard % axes.expert != 0) continue;
     for (const int64_t local : divisors(global / ranks))
       for (const auto& [stage, reshard] : stages_of(shard))
         for (const char* remat : {"none", "op", "full"})
           all.push_back({ranks / shard, shard, axes, stage, local, global / ranks / local, remat, reshard});
+  }
   return all;
 }
 
@@ -87,6 +93,12 @@ std::vector<Candidate> first_look(const train::JobConfig& config, int64_t world,
 std::vector<int64_t> degrees_beside(int64_t other, int64_t world, int64_t ranks_of_node) {
   std::vector<int64_t> all = divisors(ranks_of_node);
   std::erase_if(all, [&](int64_t d) { return ranks_of_node % (d * other) != 0 || world % (d * other) != 0; });
+  return all;
+}
+
+std::vector<int64_t> expert_degrees(const ModelAxes& axes, int64_t world, int64_t most) {
+  std::vector<int64_t> all = divisors(world / axes.ranks());
+  std::erase_if(all, [&](int64_t d) { return d > most; });
   return all;
 }
 
@@ -108,16 +120,17 @@ std::string json_of(const train::JobConfig& base, const Candidate& c) {
   const train::JobConfig config = config_of(base, c);
   std::string text = concat("{\"mesh\": ", json_quoted(mesh_of(c)));
   for (const char* key :
-       {"parallelism.tensor_parallel_degree", "parallelism.context_parallel_degree", "parallelism.zero_stage",
-        "parallelism.fsdp_reshard_after_forward", "parallelism.fsdp_wrap", "training.local_batch_size",
-        "training.global_batch_size", "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"})
+       {"parallelism.tensor_parallel_degree", "parallelism.context_parallel_degree",
+        "parallelism.expert_parallel_degree", "parallelism.zero_stage", "parallelism.fsdp_reshard_after_forward",
+        "parallelism.fsdp_wrap", "training.local_batch_size", "training.global_batch_size",
+        "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"})
     text += concat(", ", json_quoted(key), ": ", train::literal(*train::find_field(key), config));
   return text + "}";
 }
 
 std::string structure_of(const Candidate& c) {
-  return concat(c.axes.tensor, ' ', c.axes.context, ' ', c.replicate > 1, c.shard > 1, c.accumulation > 1, ' ', c.stage,
-                ' ', c.reshard, ' ', c.local, ' ', c.remat);
+  return concat(c.axes.tensor, ' ', c.axes.context, ' ', c.axes.expert, ' ', c.replicate > 1, c.shard > 1,
+                c.shard > c.axes.expert, c.accumulation > 1, ' ', c.stage, ' ', c.reshard, ' ', c.local, ' ', c.remat);
 }
 
 }  // namespace sfsdp::tools

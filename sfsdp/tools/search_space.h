@@ -12,16 +12,16 @@
 
 namespace sfsdp::tools {
 
-// Ranks of a model axis: parts of a layer, of a sequence.
+// Ranks of a model axis: parts of a layer, of a sequence, experts of a mixture.
 struct ModelAxes {
-  int64_t tensor = 1, context = 1;
-  int64_t ranks() const { return tensor * context; }
+  int64_t tensor = 1, context = 1, expert = 1;
+  int64_t ranks() const { return tensor * context; }  // that are given the same samples
   bool operator==(const ModelAxes&) const = default;
 };
 ModelAxes model_axes_of(const train::JobConfig& config);
 
 struct Candidate {
-  int64_t replicate = 1, shard = 1;  // ranks on each data axis
+  int64_t replicate = 1, shard = 1;  // ranks on each data axis, those of ep among the shards
   ModelAxes axes;
   int64_t stage = 3;                    // ZeRO
   int64_t local = 1, accumulation = 1;  // sequences of a micro-batch, micro-batches
@@ -40,8 +40,11 @@ std::vector<Candidate> search_space(const train::JobConfig& config, int64_t worl
 // A few of them, of which the best says how good the axes are: most shards, stage 3, the smallest micro-batch and the largest,
 // nothing computed again and all.
 std::vector<Candidate> first_look(const train::JobConfig& config, int64_t world, const ModelAxes& axes);
-// Numbers of ranks that an axis may have beside another one of `other`: both within a node, and so that they divide the world.
+// Numbers of ranks that tp or cp may have beside the other one, of `other` ranks: both within a node, and so that they divide the world.
 std::vector<int64_t> degrees_beside(int64_t other, int64_t world, int64_t ranks_of_node);
+// Numbers of ranks that ep may have beside them, over nodes too: so that they divide the ranks that have samples of their own.
+//   most: and no more than these, the experts of a mixture
+std::vector<int64_t> expert_degrees(const ModelAxes& axes, int64_t world, int64_t most);
 
 // `base` with the candidate's values.
 train::JobConfig config_of(const train::JobConfig& base, const Candidate& c);

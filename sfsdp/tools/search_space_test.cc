@@ -64,5 +64,25 @@ TEST_CASE("search_space: with model axes as many sequences a step, on fewer rank
   CHECK(degrees_beside(16, 1024, 8).empty());
 }
 
+TEST_CASE("search_space: with ep as many sequences a rank, on shards that it divides") {
+  const ModelAxes axes = {.tensor = 2, .expert = 4};
+  const auto all = search_space(batch_of(2, -1), 24, axes);  // 12 ranks have samples of their own
+  std::set<std::pair<int64_t, int64_t>> meshes;
+  for (const Candidate& c : all) {
+    meshes.insert({c.replicate, c.shard});
+    const train::JobConfig config = config_of(batch_of(2, -1), c);
+    CHECK(model_axes_of(config) == axes);
+    CHECK(config.training.global_batch_size == 48);
+  }
+  CHECK(meshes == std::set<std::pair<int64_t, int64_t>>{{3, 4}, {1, 12}});
+  CHECK(choices_of(all[0])[0].second == "dp_replicate=3,dp_shard=1,ep=4,tp=2");
+  CHECK(structure_of(all.front()) != structure_of(all.back()));
+  CHECK_THROWS_WITH_AS(search_space(batch_of(1, -1), 6, {.expert = 4}),
+                       doctest::Contains("try --parallelism.expert_parallel_degree 3"), UserError);
+
+  CHECK(expert_degrees({}, 24, 16) == std::vector<int64_t>{1, 2, 3, 4, 6, 8, 12});
+  CHECK(expert_degrees({.tensor = 2, .context = 3}, 24, 16) == std::vector<int64_t>{1, 2, 4});
+}
+
 }  // namespace
 }  // namespace sfsdp::tools

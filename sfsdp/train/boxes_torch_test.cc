@@ -17,6 +17,7 @@
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/capture/lora.h"
+#include "sfsdp/models/deepseek_v3/deepseek_v3.h"
 #include "sfsdp/step/write_pt2.h"
 #include "sfsdp/testing.h"
 #include "sfsdp/testing/eager_torch.h"
@@ -113,20 +114,17 @@ std::map<std::string, std::string> files_of(const std::string& folder) {
 
 }  // namespace
 
-TEST_CASE("a Llama trained on any of ten meshes goes on on any other with the same bits, and is exported alike") {
-  const std::vector<DeviceMesh> meshes = ten_meshes();
-  std::vector<std::shared_ptr<Program>> programs;
-  for (const DeviceMesh& mesh : meshes) programs.push_back(program_of(make_wide_llama, mesh, kLlamaRules));
-  const std::map<std::string, HfConfig::Value> args = {
-      {"dim", int64_t{24}},     {"n_layers", int64_t{2}},    {"n_heads", int64_t{4}},    {"n_kv_heads", int64_t{2}},
-      {"head_dim", int64_t{6}}, {"vocab_size", int64_t{29}}, {"hidden_dim", int64_t{36}}};
-  const auto built = models::make_language_model({"llama3", "", {args.begin(), args.end()}});
-  const HfConfig config = hf_config_of_model("llama3", built.args, hf_sources(*programs[0]));
-  for (size_t from = 0; from < meshes.size(); ++from) {
-    CAPTURE(to_string(meshes[from]));
+namespace {
+
+// Two steps by each program; each other one loads them with the same bits, and exports the same files.
+void expect_any_to_any(const std::vector<std::shared_ptr<Program>>& programs, const HfConfig& config,
+                       const std::function<void(const checkpoint::Manifest&, const DeviceMesh&)>& check) {
+  for (const auto& from : programs) {
+    const DeviceMesh& mesh = from->strategy().mesh;
+    CAPTURE(to_string(mesh));
     const MemoryFolder folder;
     const std::string path = folder / "c/step-2";
-    const State trained = on_ranks(programs[from], [&](Step& step, comm::CommWorld& world) {
+    const State trained = on_ranks(from, [&](Step& step, comm::CommWorld& world) {
       const Strategy& strategy = step.program().strategy();
       const int64_t place = strategy.mesh.group_rank(world.rank(), strategy.data_axes());
       for (int64_t k = 0; k < 2; ++k) step(testing::micro_batches_of(k, place, strategy.data_ranks(), 1));
@@ -134,12 +132,10 @@ TEST_CASE("a Llama trained on any of ten meshes goes on on any other with the sa
     });
     const checkpoint::Manifest manifest = checkpoint::open_checkpoint(path);
     CHECK(checkpoint::verify(manifest, path).empty());
-    const auto tp = static_cast<size_t>(meshes[from].size("tp"));
-    CHECK(manifest.find("layers.1.feed_forward.w2.weight.exp_avg")->boxes.size() == (tp == 1 ? 0 : tp));
-    CHECK(manifest.find("norm.weight")->boxes.empty());
+    check(manifest, mesh);
     std::map<std::string, std::string> exported;
-    for (size_t to = 0; to < meshes.size(); ++to) {
-      CAPTURE(to_string(meshes[to]));
+    for (size_t to = 0; to < programs.size(); ++to) {
+      CAPTURE(to_string(programs[to]->strategy().mesh));
       const std::string hf = folder / concat("hf-", to);
       expect_same(on_ranks(programs[to],
                            [&](Step& step, comm::CommWorld& world) {
@@ -151,6 +147,92 @@ TEST_CASE("a Llama trained on any of ten meshes goes on on any other with the sa
       CHECK(files_of(hf) == exported);
     }
   }
+}
+
+HfConfig hf_config_of(const std::string& model, const std::map<std::string, HfConfig::Value>& args,
+                      const Program& program) {
+  const auto built = models::make_language_model({model, "", {args.begin(), args.end()}});
+  return hf_config_of_model(model, built.args, hf_sources(program));
+}
+
+}  // namespace
+
+TEST_CASE("a Llama trained on any of ten meshes goes on on any other with the same bits, and is exported alike") {
+  std::vector<std::shared_ptr<Program>> programs;
+  for (const DeviceMesh& mesh : ten_meshes()) programs.push_back(program_of(make_wide_llama, mesh, kLlamaRules));
+  const HfConfig config = hf_config_of("llama3",
+                                       {{"dim", int64_t{24}},
+                                        {"n_layers", int64_t{2}},
+                                        {"n_heads", int64_t{4}},
+                                        {"n_kv_heads", int64_t{2}},
+                                        {"head_dim", int64_t{6}},
+                                        {"vocab_size", int64_t{29}},
+                                        {"hidden_dim", int64_t{36}}},
+                                       *programs[0]);
+  expect_any_to_any(programs, config, [](const checkpoint::Manifest& manifest, const DeviceMesh& mesh) {
+    const auto tp = static_cast<size_t>(mesh.size("tp"));
+    CHECK(manifest.find("layers.1.feed_forward.w2.weight.exp_avg")->boxes.size() == (tp == 1 ? 0 : tp));
+    CHECK(manifest.find("norm.weight")->boxes.empty());
+  });
+}
+
+// Of experts a rank has some over ep, and a part of each over tp.
+TEST_CASE("a mixture trained over ep, tp or both goes on on any other mesh with the same bits, and is exported alike") {
+  models::DeepSeekV3Args args;
+  args.dim = 16;
+  args.inter_dim = 24;
+  args.moe_inter_dim = 8;
+  args.n_layers = 2;
+  args.n_heads = 2;
+  args.vocab_size = 29;
+  args.kv_lora_rank = 8;
+  args.qk_nope_head_dim = args.qk_rope_head_dim = args.v_head_dim = 4;
+  args.num_experts = 4;
+  args.num_shared_experts = 1;
+  args.top_k = 2;
+  args.score_func = models::RouterScore::Sigmoid;
+  args.latent_norm_eps = 1e-6;
+  args.final_norm_eps = args.norm_eps;
+  const TensorParallel rules = tensor_parallel({{"*.wq|wkv_b", Shard(0)},
+                                                {"*.wo", Shard(1)},
+                                                {"*.experts.w1|w3", Shard(1)},
+                                                {"*.experts.w2", Shard(2)},
+                                                {"*.w1|w3", Shard(0)},
+                                                {"*.w2", Shard(1)}});
+  std::vector<std::shared_ptr<Program>> programs;
+  const auto on = [&](std::vector<MeshAxis> axes) {
+    programs.push_back(program_of([&] { return models::DeepSeekV3(args); }, init_device_mesh(std::move(axes)), rules));
+  };
+  on({{"dp_shard", 1}});
+  on({{"dp_shard", 2}});
+  on({{"ep", 4}});
+  on({{"dp_shard", 2}, {"tp", 2}});
+  on({{"ep", 2}, {"tp", 2}});
+  on({{"dp_shard", 2}, {"ep", 2}, {"tp", 2}});
+  const HfConfig config = hf_config_of("deepseek_v3",
+                                       {{"dim", int64_t{16}},
+                                        {"inter_dim", int64_t{24}},
+                                        {"moe_inter_dim", int64_t{8}},
+                                        {"n_layers", int64_t{2}},
+                                        {"n_heads", int64_t{2}},
+                                        {"vocab_size", int64_t{29}},
+                                        {"kv_lora_rank", int64_t{8}},
+                                        {"qk_nope_head_dim", int64_t{4}},
+                                        {"qk_rope_head_dim", int64_t{4}},
+                                        {"v_head_dim", int64_t{4}},
+                                        {"num_experts", int64_t{4}},
+                                        {"num_shared_experts", int64_t{1}},
+                                        {"top_k", int64_t{2}},
+                                        {"score_func", std::string("sigmoid")},
+                                        {"latent_norm_eps", 1e-6},
+                                        {"final_norm_eps", args.norm_eps}},
+                                       *programs[0]);
+  expect_any_to_any(programs, config, [](const checkpoint::Manifest& manifest, const DeviceMesh& mesh) {
+    const auto size = [&](const char* axis) { return mesh.has(axis) ? static_cast<size_t>(mesh.size(axis)) : 1; };
+    const size_t boxes = size("ep") * size("tp");
+    CHECK(manifest.find("layers.1.moe.experts.w2.exp_avg")->boxes.size() == (boxes == 1 ? 0 : boxes));
+    CHECK(manifest.find("norm.weight")->boxes.empty());
+  });
 }
 
 TEST_CASE("a run over tp that is stopped goes on with the bits of one that is not") {

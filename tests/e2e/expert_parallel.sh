@@ -25,13 +25,16 @@ run 2 rounds_measured "${axis[@]}" --training.local_batch_size 2 --parallelism.e
 run 4 rounds_threads "${axis[@]}" --training.local_batch_size 1 --parallelism.expert_parallel_capacity 0.5 --exec.lanes threads
 run 2 rounds_reference "${axis[@]}" --training.local_batch_size 1 --training.global_batch_size 4 \
   --parallelism.expert_parallel_capacity 0.75 --exec.executor reference
+run 4 tensor "${axis[@]}" --training.local_batch_size 2 --parallelism.tensor_parallel_degree 2 --parallelism.expert_parallel_dispatch exchange
+run 4 tensor_rounds "${axis[@]}" --training.local_batch_size 2 --parallelism.tensor_parallel_degree 2 --parallelism.expert_parallel_capacity 0.5
 move_between_meshes 2
-expect_losses_of_one ep sockets reference fsdp micro_batches moved exchange exchange_sockets rounds rounds_measured rounds_threads rounds_reference
+expect_losses_of_one ep sockets reference fsdp micro_batches moved exchange exchange_sockets rounds rounds_measured rounds_threads rounds_reference \
+  tensor tensor_rounds
 
 # How uneven choices are is told, and how many rounds they took.
 python3 - "$dir" <<'EOF'
 import json, sys
-for run, rounds in (("one", (1, 1)), ("ep", (1, 1)), ("rounds", (2, 4)), ("rounds_threads", (2, 4))):
+for run, rounds in (("one", (1, 1)), ("ep", (1, 1)), ("rounds", (2, 4)), ("rounds_threads", (2, 4)), ("tensor_rounds", (2, 4))):
     for line in open(f"{sys.argv[1]}/{run}/metrics.jsonl"):
         step = json.loads(line)
         assert 1 <= step["expert_tokens"] <= 8, step

@@ -104,5 +104,32 @@ PY
 "${few[@]}" >"$dir/text"
 grep -q '^Left out cp=1,tp=6: tensor_parallel: ' "$dir/text" || { cat "$dir/text"; exit 1; }
 grep -q '^Left out cp=1,tp=1: training.global_batch_size = 6 on 12 ranks' "$dir/text" || { cat "$dir/text"; exit 1; }
+# Experts too, beside tp or not; the search keeps what the command line says of them.
+mixture=(--config configs/deepseek_v3_debug.toml --machine a100_400g --training.seq_len 256 --parallelism.expert_parallel_capacity 1.5)
+experts=(build/release/sfsdp plan --search "${mixture[@]}" --world 8 --training.global_batch_size 8)
+"${experts[@]}" --json >"$dir/experts.json"
+"${experts[@]}" --json --parallelism.expert_parallel_degree 4 >"$dir/four.json"
+python3 - "$dir" "${mixture[@]}" <<'PY'
+import json, sys
+from cases import key, simulated
+dir, mixture = sys.argv[1], sys.argv[2:]
+free, four = (json.load(open(f"{dir}/{name}.json")) for name in ("experts", "four"))
+def degrees(c):
+    return tuple(c["options"][f"parallelism.{axis}_parallel_degree"] for axis in ("tensor", "context", "expert"))
+seen = {degrees(c) for c in free["estimated"]}
+assert {ep for tp, cp, ep in seen if tp == cp == 1} == {1, 2, 4, 8} and any(tp > 1 for tp, cp, ep in seen), seen
+assert {degrees(c)[2] for c in four["estimated"]} == {4} and any(degrees(c)[0] > 1 for c in four["estimated"]), four["estimated"]
+assert free["best"][0]["step_seconds"] <= four["best"][0]["step_seconds"]
+for found in (free, four):
+    options = [c["options"] for c in found["estimated"]]
+    saved = simulated(dir, mixture, options)
+    copying = simulated(dir, [*mixture, "--debug.disable_pass", "write_in_buckets"], options)
+    for c in found["best"]:
+        of = saved[key(c["options"])]
+        assert of["step_seconds"] == c["step_seconds"] and of["peak_bytes"] == c["peak_bytes"], c
+    for c in found["estimated"]:
+        exact = copying[key(c["options"])]
+        assert abs(c["step_seconds"] / exact["step_seconds"] - 1) < 0.01 and abs(c["peak_bytes"] / exact["peak_bytes"] - 1) < 0.05, (c, exact)
+PY
 ! "${search[@]}" --training.global_batch_size 50 2>"$dir/err" && grep -q 'expected a multiple of the ranks; try 60' "$dir/err"
 ! build/release/sfsdp plan --search --config configs/llama3_debug.toml --world 2 2>"$dir/err" && grep -q 'expected --machine M' "$dir/err"

@@ -107,12 +107,12 @@ class Rewriter {
     std::vector<std::string> cuts;
     bool any = false;
     for (const ParamFlow& m : b.members) {
-      plan::MemberCut cut;
+      std::vector<plan::MemberCut> of_member;
       for (size_t d = 0; d < m.whole.dims.size(); ++d)
         for (const std::string& axis : m.whole.dims[d].split)
-          if (is_tensor_axis(axis) || is_expert_axis(axis)) cut = {static_cast<int64_t>(d), axis};
-      any |= cut.dim >= 0;
-      cuts.push_back(plan::to_string(cut));
+          if (is_tensor_axis(axis) || is_expert_axis(axis)) of_member.push_back({static_cast<int64_t>(d), axis});
+      any |= !of_member.empty();
+      cuts.push_back(plan::to_string(of_member));
     }
     return any ? cuts : std::vector<std::string>();
   }

@@ -181,6 +181,69 @@ TEST_CASE("verify_layouts: rows that are exchanged, and what breaks them") {
       });
 }
 
+// A rank has two of four experts, and half of each one's width.
+const std::string kOfWidth = testing::dedent(R"(
+  graph mesh [dp_shard=2, ep=2, tp=2] view local
+    %flat = param cuts=["0/ep,2/tp", "0/ep,1/tp"] members=[w1, w2] name=flat numels=[24, 24] offsets=[0, 24] size=48 : f32[24/dp_shard]
+    %x = input name=x : f32[8, 3] own(dp_shard)
+    %order = input name=order : i64[8] own(dp_shard)
+    %ends = input name=ends : i32[4] own(dp_shard)
+  fwd:
+    %full = all_gather %flat axis=dp_shard dim=0 : f32[48]
+    %w1 = view %full offset=0 : f32[2/ep, 3, 4/tp]
+    %w2 = view %full offset=24 : f32[2/ep, 4/tp, 3]
+    %own = own_ends %ends axis=ep : i32[2/ep]
+    %t = own_part %x axis=ep dim=0 : f32[4/ep, 3]
+    %rows = all_to_all_v %t, %order, %ends axis=ep rows=8 to=rows : f32[8, 3] rows0(ep)
+    %h = aten._grouped_mm %rows, %w1, %own, none : f32[8, 4/tp] rows0(ep)
+    %y = aten._grouped_mm %h, %w2, %own, none : f32[8, 3] rows0(ep) sum(tp)
+    %back = all_to_all_v %y, %order, %ends axis=ep rows=8 to=parts : f32[4/ep, 3] sum(tp)
+    %out = all_reduce %back axis=tp : f32[4/ep, 3]
+    %all = all_gather %out axis=ep dim=0 : f32[8, 3]
+  bwd:
+    %dy = all_to_all_v %out, %order, %ends adds=true axis=ep rows=8 to=rows : f32[8, 3] rows0(ep)
+    %ht = aten.t %h : f32[4/tp, 8]{1, 4} rows1(ep)
+    %dw2 = aten._grouped_mm %ht, %dy, %own, none : f32[2/ep, 4/tp, 3]
+    %rt = aten.t %rows : f32[3, 8]{1, 3} rows1(ep)
+    %dw1 = aten._grouped_mm %rt, %h, %own, none : f32[2/ep, 3, 4/tp]
+    %packed = pack [%dw1, %dw2] offsets=[0, 24] : f32[48]
+    %rs = reduce_scatter %packed axis=dp_shard dim=0 : f32[24]
+  clip:
+    %g = gradient %rs param=flat : f32[24]
+    %squares = sum_squares [%g] axis=[dp_shard, ep, tp] boxed=[true] boxes=2 counted_once=[false, false] inner=2 numels=[24, 24] offsets=[0, 24] replicated=[false] segments=[2] : f64[2] sum(ep, tp)
+    %squares.all = all_reduce %squares axis=[dp_shard, ep, tp] : f64[2]
+    %norm = grad_norm %squares.all : f64[]
+    %bad = non_finite %norm : f32[]
+  opt:
+    %flat.new = sgd %flat, none, %g, %bad donates=[0] momentum=0.0 weight_decay=0.1 : f32[24/dp_shard]
+    return %norm, %all
+    carry %flat = %flat.new
+)");
+
+TEST_CASE("verify_layouts: experts that ep and tp cut, and what breaks them") {
+  testing::expect_refused(
+      kOfWidth, {
+                    {"a member that tp does not cut", R"(["0/ep,2/tp", "0/ep,1/tp"])", R"(["0/ep,2/tp", "0/ep"])",
+                     "%w2 is whole, its type says cut in dimension 1"},
+                    {"a member that ep does not cut", R"(["0/ep,2/tp", "0/ep,1/tp"])", R"(["2/tp", "0/ep,1/tp"])",
+                     "%w1 is whole, its type says cut in dimension 0"},
+                    {"a member that tp cuts elsewhere", R"(["0/ep,2/tp", "0/ep,1/tp"])",
+                     R"(["0/ep,1/tp", "0/ep,1/tp"])", "its type says cut in dimension 2"},
+                    {"axes that are exchanged", R"(["0/ep,2/tp", "0/ep,1/tp"])", R"(["0/tp,2/ep", "0/ep,1/tp"])",
+                     "%w1 is cut in dimension 2, its type says cut in dimension 0"},
+                    {"parts of the width are not added up", "%out = all_reduce %back axis=tp : f32[4/ep, 3]",
+                     "%out = view %back : f32[4/ep, 3]", "is a summand"},
+                    {"they are added up over ep", "%out = all_reduce %back axis=tp : f32[4/ep, 3]",
+                     "%out = all_reduce %back axis=ep : f32[4/ep, 3]", "all_reduce of what is cut"},
+                    {"the norm counts a part of the width once", "counted_once=[false, false]",
+                     "counted_once=[false, true]", "sum 1 is of what is cut in dimension 1, and counts once"},
+                    {"the norm leaves out the ranks of tp", "axis=[dp_shard, ep, tp] boxed",
+                     "axis=[dp_shard, ep] boxed", "expected axis= to name tp"},
+                    {"a type that says no sum", "rows=8 to=parts : f32[4/ep, 3] sum(tp)",
+                     "rows=8 to=parts : f32[4/ep, 3]", "its type says whole"},
+                });
+}
+
 // Room for three rows of a rank at once, and a loop for what is more.
 const std::string kRounds = testing::dedent(R"(
   graph mesh [dp_shard=2, ep=2] view local

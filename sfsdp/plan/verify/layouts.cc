@@ -113,8 +113,9 @@ class LayoutChecker {
     const auto &offsets = param.attr<Integers>("offsets"), &numels = param.attr<Integers>("numels");
     Segments segments;
     for (size_t i = 0; i < cuts.size(); ++i) {
-      const MemberCut cut = parse_member_cut(cuts[i]);
-      segments.push_back({offsets[i], numels[i], cut.axis == axis_ ? Layout{Kind::Cut, cut.dim} : Layout()});
+      const std::vector<MemberCut> member = parse_member_cuts(cuts[i]);
+      const auto here = std::ranges::find(member, axis_, &MemberCut::axis);
+      segments.push_back({offsets[i], numels[i], here != member.end() ? Layout{Kind::Cut, here->dim} : Layout()});
     }
     return flat(std::move(segments));
   }
@@ -388,8 +389,9 @@ class LayoutChecker {
   // Whether this axis cuts members of the flat buffer, and not the buffer.
   bool holds_boxes(const Op& param) const {
     const auto* cuts = param.find_attr<std::vector<std::string>>("cuts");
-    return cuts && (is_tensor_axis(axis_) || std::ranges::any_of(*cuts, [&](const std::string& cut) {
-                      return parse_member_cut(cut).axis == axis_;
+    return cuts && (is_tensor_axis(axis_) || std::ranges::any_of(*cuts, [&](const std::string& text) {
+                      const std::vector<MemberCut> member = parse_member_cuts(text);
+                      return std::ranges::find(member, axis_, &MemberCut::axis) != member.end();
                     }));
   }
 
