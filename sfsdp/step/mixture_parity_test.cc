@@ -287,7 +287,7 @@ TEST_CASE("DeepSeek-V3 over ep and cp trains as eager does") {
                                           on({{"cp", 2}, {"ep", 2}}, 1, {.min_shard_numel = 1000})});
 }
 
-// Of an expert a rank has a part of the width, and of its rows all.
+// A rank has a part of an expert's width, and all of its rows.
 TEST_CASE("DeepSeek-V3 over ep and tp trains as eager does") {
   models::DeepSeekV3Args args = divisible(like_v3());
   args.load_balance_coeff = 0.01;

@@ -176,7 +176,7 @@ TEST_CASE("a Llama trained on any of ten meshes goes on on any other with the sa
   });
 }
 
-// Of experts a rank has some over ep, and a part of each over tp.
+// A rank has some experts over ep, and a part of each over tp.
 TEST_CASE("a mixture trained over ep, tp or both goes on on any other mesh with the same bits, and is exported alike") {
   models::DeepSeekV3Args args;
   args.dim = 16;
