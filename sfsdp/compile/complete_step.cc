@@ -43,6 +43,7 @@ passes::PipelineOptions pipeline_of(const Strategy& strategy, passes::PipelineOp
   options.join_products &= strategy.model_axes().empty();
   options.gather_once = zero.parameters != zero.state;
   options.cover_exchanges = strategy.axis_size("ep") > 1;
+  options.cover_permutes = strategy.axis_size("cp") > 1 && strategy.context.rotate_method == RotateMethod::Ring;
   options.further_rounds = options.cover_exchanges && strategy.expert.capacity > 0;
   return options;
 }

@@ -103,6 +103,10 @@ CollectiveCost collective_cost(std::string_view kind, double bytes, GroupShape g
     return route_cost(
         {l.in_node > 1 ? 1.0 : 0.0, k > 1 ? 1.0 : 0.0, (l.in_node - 1) / n, l.in_node * (n - l.in_node) / n}, bytes, l,
         bandwidth, machine);
+  // To one rank. Where the ranks are of several nodes, some pass it on over the network, each by its own link.
+  if (kind == "permute")
+    return route_cost({k > 1 ? 0.0 : 1.0, k > 1 ? 1.0 : 0.0, k > 1 ? 0.0 : 1.0, l.in_node}, bytes, l, bandwidth,
+                      machine);
   SFSDP_CHECK(kind == "all_gather" || kind == "reduce_scatter", "collective ", kind);
   return route_cost(once, bytes, l, bandwidth, machine);
 }

@@ -29,8 +29,9 @@ struct CollectiveCost {
 
 // One collective: what was measured of this many ranks on as many nodes, else the model.
 //   bytes: of the whole tensor, which an all_gather results in and a reduce_scatter or an all_reduce begins with
+//          of a permute what a rank sends
 //          of an all_to_all what a rank has, a part for each; an all_to_all_v is taken for one, of rows that are shared out evenly
-// `kind`: all_gather, reduce_scatter, all_reduce, broadcast, all_to_all, all_to_all_v. 0 for a group of one.
+// `kind`: all_gather, reduce_scatter, all_reduce, broadcast, all_to_all, all_to_all_v, permute. 0 for a group of one.
 CollectiveCost collective_cost(std::string_view kind, double bytes, GroupShape group, const Machine& machine);
 double collective_seconds(std::string_view kind, double bytes, GroupShape group, const Machine& machine);
 

@@ -295,6 +295,7 @@ constexpr Row kKernels[] = {
     {"all_reduce", &collective},
     {"all_to_all", &collective},
     {"all_to_all_v", &collective},
+    {"permute", &collective},
     {"cast", &cast},
     {"pad", &pad},
     {"narrow", &narrow},
@@ -312,6 +313,7 @@ constexpr Row kKernels[] = {
     {"cross_entropy_backward", &cross_entropy_backward_of_part},
     {"sdpa", &attention_of_part},
     {"sdpa_backward", &attention_backward_of_part},
+    {"sdpa_merge", &merge_attention},
     {"view", &view},
     {"gradient", &identity},
     {"full", &full},
@@ -324,6 +326,7 @@ constexpr Row kKernels[] = {
     {"all_reduce.start", &collective},
     {"all_to_all.start", &collective},
     {"all_to_all_v.start", &collective},
+    {"permute.start", &collective},
     {"wait", &identity},
     {"loop", &begin_trip},
     {"when", &begin_trip},
@@ -342,6 +345,14 @@ constexpr Row kKernels[] = {
     {"sgd", &sgd},
 };
 
+// Around the axis: each rank sends to the one that stands so many after it.
+std::vector<comm::RankPair> pairs_of(const ir::Op& permute, int ranks) {
+  std::vector<comm::RankPair> pairs;
+  for (int rank = 0; rank < ranks; ++rank)
+    pairs.push_back({rank, (rank + static_cast<int>(permute.attr<int64_t>("shift"))) % ranks});
+  return pairs;
+}
+
 }  // namespace
 
 GroupCall::GroupCall(const ir::Op& op, std::shared_ptr<comm::Communicator> ranks) : group(std::move(ranks)) {
@@ -359,6 +370,8 @@ GroupCall::GroupCall(const ir::Op& op, std::shared_ptr<comm::Communicator> ranks
     call = comm::all_reduce_call(out_bytes, out.dtype, ir::reduce_op(op), info);
   else if (kind == "all_to_all")
     call = comm::all_to_all_call(in_bytes, out_bytes, group->size(), info);
+  else if (kind == "permute")
+    call = comm::permute_call(out_bytes, pairs_of(op, group->size()), group->size(), info);
 }
 
 namespace {

@@ -264,7 +264,7 @@ std::string call_text(const Op& op) {
   Type sent = op.operands[0]->type();
   sent.placements.clear();
   std::string text = concat(collective_kind(op), " of ", sent);
-  for (const char* key : {"op", "root", "dim", "split", "join", "rows", "to", "adds", "room"})
+  for (const char* key : {"op", "root", "dim", "split", "join", "shift", "rows", "to", "adds", "room"})
     if (op.has_attr(key)) text += concat(" ", key, "=", op.attrs.at(key));
   return text;
 }

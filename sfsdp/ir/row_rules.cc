@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Shape rules of ops over a rank's range of rows, whose ends are in memory.
+// Shape rules of ops over a rank's range of rows, whose ends are in memory, and of exchanges between ranks.
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/shape_rules.h"
 
@@ -48,6 +48,13 @@ void rule_further_rounds(RuleContext& context) {
   context.integer("room");
   room_of(context, 0);
   context.expect(0, DType::i64, {});
+}
+
+void rule_permute(RuleContext& context) {
+  context.expect_like(0, context.operand());
+  const int64_t ranks = context.ranks(), shift = context.integer("shift");
+  if (shift < 1 || shift >= ranks)
+    context.report(concat("has shift=", shift, " over ", ranks, " ranks"), concat("expected 1 to ", ranks - 1));
 }
 
 void rule_all_to_all_v(RuleContext& context) {

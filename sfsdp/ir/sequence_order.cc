@@ -6,10 +6,17 @@
 
 namespace sfsdp::ir {
 
-SequenceCut sequence_cut(const Op& op, const Type& queries, const Type& keys) {
-  const int64_t rows = queries.shape().at(2), length = keys.shape().at(2);
-  SFSDP_CHECK(rows > 0 && length % rows == 0, op.opcode, " has ", rows, " queries of a sequence of ", length);
-  return {length, length / rows, op.attr_or("balanced", false)};
+SequenceCut sequence_cut(const Op& op, int64_t ranks) {
+  const size_t query = op.is("sdpa_backward") ? 1 : 0;
+  const auto rows_of = [&](size_t operand) { return op.operands[operand]->type().shape().at(2); };
+  const int64_t rows = rows_of(query), keys = rows_of(query + 1);
+  SFSDP_CHECK(rows > 0 && keys == (op.has_attr("shift") ? rows : rows * ranks), op.opcode, " has ", rows,
+              " queries and ", keys, " keys, over ", ranks, " ranks");
+  return {rows * ranks, ranks, op.attr_or("balanced", false)};
+}
+
+int64_t rank_of_keys(const Op& op, int64_t rank, int64_t ranks) {
+  return (rank - op.attr<int64_t>("shift") + ranks) % ranks;
 }
 
 std::vector<PositionRun> positions_of_rank(const SequenceCut& cut, int64_t rank) {

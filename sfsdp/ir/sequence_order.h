@@ -12,7 +12,6 @@
 namespace sfsdp::ir {
 
 class Op;
-struct Type;
 
 // Positions first to first + count - 1.
 struct PositionRun {
@@ -28,8 +27,11 @@ struct SequenceCut {
   int64_t chunks() const { return balanced ? 2 * ranks : ranks; }
 };
 
-// How the sequence of an op is cut that has axis=: of keys, [batch, groups, length, width], and queries, [batch, heads, length / ranks, width].
-SequenceCut sequence_cut(const Op& op, const Type& queries, const Type& keys);
+// How the sequence of an attention is cut that has axis=, of so many ranks: each has as many queries.
+SequenceCut sequence_cut(const Op& op, int64_t ranks);
+
+// Whose keys the rank attends to, of an attention with shift=: those of the rank that stands so many before it.
+int64_t rank_of_keys(const Op& op, int64_t rank, int64_t ranks);
 
 // The positions of the rank's rows, in their order: one run, or two that do not touch.
 //   cut:  chunks() divides length

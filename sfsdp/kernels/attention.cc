@@ -27,22 +27,26 @@ void number_documents(const int64_t* documents, std::vector<int32_t>& numbers) {
     numbers[static_cast<size_t>(i)] = known.emplace(documents[i], static_cast<int32_t>(known.size())).first->second;
 }
 
-// Whether each query of a part has a position, and that is a key's.
-bool are_placed(const Attention& attention) {
+// Whether each of so many rows of a part has a position in the sequence.
+bool are_placed(const ir::PositionRun (&runs)[2], int64_t rows, int64_t length) {
   int64_t placed = 0;
-  for (const ir::PositionRun& run : attention.positions) {
-    if (run.first < 0 || run.count < 0 || run.first + run.count > attention.shape.keys) return false;
+  for (const ir::PositionRun& run : runs) {
+    if (run.first < 0 || run.count < 0 || run.first + run.count > length) return false;
     placed += run.count;
   }
-  return placed == attention.shape.queries;
+  return placed == rows;
 }
 
 void run(const Attention& attention, int64_t begin, int64_t end, bool backward) {
   const AttentionShape& shape = attention.shape;
   SFSDP_CHECK(can_attend(shape) && begin >= 0 && end <= units_of(shape), "attention of ", shape.queries, " x ",
               shape.width);
-  SFSDP_CHECK(!shape.is_part || are_placed(attention), shape.queries, " queries at positions ",
-              attention.positions[0].first, " and ", attention.positions[1].first, " of ", shape.keys);
+  SFSDP_CHECK(!shape.is_part || are_placed(attention.positions, shape.queries, shape.positions()), shape.queries,
+              " queries at positions ", attention.positions[0].first, " and ", attention.positions[1].first, " of ",
+              shape.positions());
+  SFSDP_CHECK(shape.length == 0 || are_placed(attention.key_positions, shape.keys, shape.length), shape.keys,
+              " keys at positions ", attention.key_positions[0].first, " and ", attention.key_positions[1].first,
+              " of ", shape.length);
   // Kept by the thread, unless it is large: gradients of many keys.
   constexpr size_t kMostKept = 16 << 20;
   thread_local std::vector<float> kept;
@@ -56,8 +60,8 @@ void run(const Attention& attention, int64_t begin, int64_t end, bool backward) 
   for (int64_t i = begin; i < end; ++i) {
     const int64_t sample = i / shape.groups;
     if (attention.documents && (i == begin || i % shape.groups == 0)) {
-      documents.assign(static_cast<size_t>(shape.keys), 0);
-      number_documents(attention.documents + sample * shape.keys, documents);
+      documents.assign(static_cast<size_t>(shape.positions()), 0);
+      number_documents(attention.documents + sample * shape.positions(), documents);
     }
     const AttentionUnit unit = {&attention, sample, i % shape.groups, attention.documents ? documents.data() : nullptr,
                                 aligned};
@@ -70,7 +74,9 @@ void run(const Attention& attention, int64_t begin, int64_t end, bool backward) 
 bool can_attend(const AttentionShape& s) {
   return (s.dtype == ir::DType::f32 || s.dtype == ir::DType::bf16) && s.width % 16 == 0 && s.width >= 16 &&
          s.width <= kMaxWidth && s.batch > 0 && s.groups > 0 && s.heads % s.groups == 0 && s.queries > 0 &&
-         s.keys > 0 && (s.is_part ? s.causal && s.queries <= s.keys : !s.causal || s.queries == s.keys) && s.scale > 0;
+         s.keys > 0 && (s.is_part ? s.causal && s.queries <= s.keys && (s.length == 0 || s.keys <= s.length)
+                    : s.length == 0 && (!s.causal || s.queries == s.keys)) &&
+         s.scale > 0;
 }
 
 int64_t units_of(const AttentionShape& shape) { return shape.batch * shape.groups; }

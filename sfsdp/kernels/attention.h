@@ -20,10 +20,13 @@ struct AttentionShape {
   float scale = 1;      // of the scores, above 0
   ir::DType dtype = ir::DType::f32;
   bool is_part = false;  // Attention::positions says where the queries stand; else query i stands at i
+  // Of the sequence in which Attention::key_positions says where the keys stand; 0: they are all of it, and key i stands at i.
+  int64_t length = 0;
+  int64_t positions() const { return length > 0 ? length : keys; }
 };
 
 // Whether the functions below compute it: f32 or bf16, widths of 16 to 256 in steps of 16; if causal, as many keys as
-// queries; of a part, which is causal, at least as many.
+// queries; of a part, which is causal, at least as many. A query that sees no key has out = 0 and log_sum = -inf.
 bool can_attend(const AttentionShape& shape);
 
 // [batch, heads, rows, width]: where element (b, h, r, i) is, in elements: b · batch + h · head + r · row + i.
@@ -41,12 +44,13 @@ struct Attention {
   AttentionShape shape;
   Heads query, key, value;  // of shape.dtype; key and value: [batch, groups, keys, width]
   const int64_t* documents =
-      nullptr;     // [batch, keys], contiguous: a query sees keys of its own document alone; null: all
+      nullptr;     // [batch, positions()], contiguous: a query sees keys of its own document alone; null: all
   Heads out;       // as query
   Rows log_sum;    // of each query: the logarithm of the sum of exp(scale · score)
   Heads grad_out;  // backward alone, as query, as are the next three
   Heads grad_query, grad_key, grad_value;
   ir::PositionRun positions[2] = {};  // of a part's queries, one run after the other; the second may be empty
+  ir::PositionRun key_positions[2] = {};  // the same of keys, with shape.length
 };
 
 // Units of work that do not touch each other's results: shape.batch · shape.groups. Threads may take parts of them.

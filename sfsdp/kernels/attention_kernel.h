@@ -28,7 +28,7 @@ void transpose(const Block& block, int64_t count, int64_t width, float* to) {
 }
 
 void forward_tile(const AttentionUnit& unit, const Queries& tile, float* space) {
-  const auto [head, first, count, position] = tile;
+  const int64_t head = tile.head, first = tile.first, count = tile.count;
   const Attention& a = *unit.attention;
   const AttentionShape& s = a.shape;
   const int64_t block = kTile * s.width;
@@ -38,14 +38,12 @@ void forward_tile(const AttentionUnit& unit, const Queries& tile, float* space) 
   begin(softmax);
   transpose(rows_of(a.query, unit.sample, head, first, count, s, key_space), count, s.width, queries);
   const V scale = all(s.scale);
-  const int64_t end = s.causal ? smaller(position + count, s.keys) : s.keys;
   bool begun = false;
-  for (int64_t k = 0; k < end; k += kTile) {
-    const int64_t keys = smaller(kTile, end - k);
-    if (is_hidden(unit, position, count, k, keys)) continue;
+  for_keys(unit, tile, [&](const Keys& of_keys) {
+    const int64_t k = of_keys.first, keys = of_keys.count;
     const Block key = rows_of(a.key, unit.sample, unit.group, k, keys, s, key_space);
     multiply(key.data, key.row, 1, queries, kTile, scores, kTile, keys, kTile, s.width, false);
-    mask(unit, position, k, keys, scores);
+    mask(unit, tile.position, of_keys.position, keys, scores);
     add_keys(softmax, scores, keys, scale, [&](int64_t q, V base) {
       V added = V{};
       for (int64_t r = 0; r < keys; ++r) {
@@ -59,8 +57,8 @@ void forward_tile(const AttentionUnit& unit, const Queries& tile, float* space) 
     const Block value = rows_of(a.value, unit.sample, unit.group, k, keys, s, value_space);
     multiply(scores, 1, kTile, value.data, value.row, result, s.width, count, s.width, keys, begun);
     begun = true;
-  }
-  write_results(unit, head, first, count, softmax, result);
+  });
+  write_results(unit, head, first, count, softmax, result, begun);
 }
 
 void attention_forward(const AttentionUnit& unit) {
@@ -88,7 +86,7 @@ BackwardSpace backward_space(float* scratch, const AttentionShape& s) {
 }
 
 void backward_tile(const AttentionUnit& unit, const Queries& tile, const BackwardSpace& space) {
-  const auto [head, first, count, position] = tile;
+  const int64_t head = tile.head, first = tile.first, count = tile.count;
   const Attention& a = *unit.attention;
   const AttentionShape& s = a.shape;
   float base[kTile], delta[kTile];
@@ -100,15 +98,13 @@ void backward_tile(const AttentionUnit& unit, const Queries& tile, const Backwar
   transpose(queries, count, s.width, space.queries_across);
   transpose(grads, count, s.width, space.grads_across);
   const V scale = all(s.scale);
-  const int64_t end = s.causal ? smaller(position + count, s.keys) : s.keys;
   bool begun = false;
-  for (int64_t k = 0; k < end; k += kTile) {
-    const int64_t keys = smaller(kTile, end - k);
-    if (is_hidden(unit, position, count, k, keys)) continue;
+  for_keys(unit, tile, [&](const Keys& of_keys) {
+    const int64_t k = of_keys.first, keys = of_keys.count;
     const Block key = rows_of(a.key, unit.sample, unit.group, k, keys, s, space.key);
     const Block value = rows_of(a.value, unit.sample, unit.group, k, keys, s, space.value);
     multiply(key.data, key.row, 1, space.queries_across, kTile, space.weights, kTile, keys, kTile, s.width, false);
-    mask(unit, position, k, keys, space.weights);
+    mask(unit, tile.position, of_keys.position, keys, space.weights);
     multiply(value.data, value.row, 1, space.grads_across, kTile, space.slopes, kTile, keys, kTile, s.width, false);
     for (int64_t r = 0; r < keys; ++r)
       for (int64_t q = 0; q < kTile; q += kLanes) {
@@ -123,7 +119,8 @@ void backward_tile(const AttentionUnit& unit, const Queries& tile, const Backwar
              count, true);
     multiply(space.slopes, 1, kTile, key.data, key.row, space.grad_queries, s.width, count, s.width, keys, begun);
     begun = true;
-  }
+  });
+  if (!begun) clear_rows(space.grad_queries, count, s.width);
   write_rows(space.grad_queries, nullptr, a.grad_query, unit.sample, head, first, count, s);
 }
 

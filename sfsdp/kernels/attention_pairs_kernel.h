@@ -50,7 +50,7 @@ SFSDP_INLINE void store_pair(V even, V odd, uint32_t* to) {
 }
 
 void forward_tile_of_pairs(const AttentionUnit& unit, const Queries& tile, float* space) {
-  const auto [head, first, count, position] = tile;
+  const int64_t head = tile.head, first = tile.first, count = tile.count;
   const Attention& a = *unit.attention;
   const AttentionShape& s = a.shape;
   const int64_t block = kTile * s.width;
@@ -61,14 +61,12 @@ void forward_tile_of_pairs(const AttentionUnit& unit, const Queries& tile, float
   begin(softmax);
   pairs_across(narrow_rows(a.query, unit.sample, head, first), count, s.width, queries);
   const V scale = all(s.scale);
-  const int64_t end = s.causal ? smaller(position + count, s.keys) : s.keys;
   bool begun = false;
-  for (int64_t k = 0; k < end; k += kTile) {
-    const int64_t keys = smaller(kTile, end - k);
-    if (is_hidden(unit, position, count, k, keys)) continue;
+  for_keys(unit, tile, [&](const Keys& of_keys) {
+    const int64_t k = of_keys.first, keys = of_keys.count;
     const Narrow key = narrow_rows(a.key, unit.sample, unit.group, k);
     multiply(key.data, key.row, 2, queries, kTile, scores, kTile, keys, kTile, s.width / 2, false);
-    mask(unit, position, k, keys, scores);
+    mask(unit, tile.position, of_keys.position, keys, scores);
     add_keys(softmax, scores, keys, scale, [&](int64_t q, V base) {
       V added = V{};
       for (int64_t r = 0; r < keys; r += 2) {
@@ -85,8 +83,8 @@ void forward_tile_of_pairs(const AttentionUnit& unit, const Queries& tile, float
     multiply(reinterpret_cast<const uint16_t*>(weights), 2, 2 * kTile, values, s.width, result, s.width, count, s.width,
              (keys + 1) / 2, begun);
     begun = true;
-  }
-  write_results(unit, head, first, count, softmax, result);
+  });
+  write_results(unit, head, first, count, softmax, result, begun);
 }
 
 // What backward keeps of a block of queries, and the sums of the unit.
@@ -114,7 +112,7 @@ PairsSpace pairs_space(float* scratch, const AttentionShape& s) {
 }
 
 void backward_tile_of_pairs(const AttentionUnit& unit, const Queries& tile, const PairsSpace& p) {
-  const auto [head, first, count, position] = tile;
+  const int64_t head = tile.head, first = tile.first, count = tile.count;
   const Attention& a = *unit.attention;
   const AttentionShape& s = a.shape;
   float base[kTile], delta[kTile];
@@ -127,15 +125,14 @@ void backward_tile_of_pairs(const AttentionUnit& unit, const Queries& tile, cons
   pair_rows(queries, count, s.width, p.queries);
   pair_rows(grads, count, s.width, p.grads);
   const V scale = all(s.scale);
-  const int64_t end = s.causal ? smaller(position + count, s.keys) : s.keys, query_pairs = (count + 1) / 2;
+  const int64_t query_pairs = (count + 1) / 2;
   bool begun = false;
-  for (int64_t k = 0; k < end; k += kTile) {
-    const int64_t keys = smaller(kTile, end - k);
-    if (is_hidden(unit, position, count, k, keys)) continue;
+  for_keys(unit, tile, [&](const Keys& of_keys) {
+    const int64_t k = of_keys.first, keys = of_keys.count;
     const Narrow key = narrow_rows(a.key, unit.sample, unit.group, k),
                  value = narrow_rows(a.value, unit.sample, unit.group, k);
     multiply(key.data, key.row, 2, p.queries_across, kTile, p.scores, kTile, keys, kTile, s.width / 2, false);
-    mask(unit, position, k, keys, p.scores);
+    mask(unit, tile.position, of_keys.position, keys, p.scores);
     multiply(value.data, value.row, 2, p.grads_across, kTile, p.slopes, kTile, keys, kTile, s.width / 2, false);
     for (int64_t r = 0; r < keys; ++r)
       for (int64_t q = 0; q < kTile; q += kLanes) {
@@ -156,7 +153,8 @@ void backward_tile_of_pairs(const AttentionUnit& unit, const Queries& tile, cons
     multiply(reinterpret_cast<const uint16_t*>(p.slope_pairs), 2, 2 * kTile, p.key, s.width, p.grad_queries, s.width,
              count, s.width, (keys + 1) / 2, begun);
     begun = true;
-  }
+  });
+  if (!begun) clear_rows(p.grad_queries, count, s.width);
   write_rows(p.grad_queries, nullptr, a.grad_query, unit.sample, head, first, count, s);
 }
 

@@ -23,7 +23,7 @@ void write_rows(const float* from, const float* factors, const Heads& heads, int
 }
 
 // Scores [keys][kTile] that a query may not see become -inf.
-//   first_query: the position of the first; the others of a tile follow it
+//   first_query, first_key: the positions of the first; the others of a tile follow it
 void mask(const AttentionUnit& unit, int64_t first_query, int64_t first_key, int64_t keys, float* scores) {
   const AttentionShape& shape = unit.attention->shape;
   const bool diagonal = shape.causal && first_key + keys - 1 > first_query;
@@ -37,7 +37,7 @@ void mask(const AttentionUnit& unit, int64_t first_query, int64_t first_key, int
       if (unit.documents) {
         I of_query;
         for (int i = 0; i < kLanes; ++i) {
-          const int64_t at = smaller(first_query + q + i, shape.keys - 1);
+          const int64_t at = smaller(first_query + q + i, shape.positions() - 1);
           of_query[i] = unit.documents[at];
         }
         hidden |= of_query != unit.documents[first_key + k];
@@ -48,7 +48,7 @@ void mask(const AttentionUnit& unit, int64_t first_query, int64_t first_key, int
 }
 
 // Whether no query of the tile has a key of it in its document.
-//   first_query: its position
+//   first_query, first_key: their positions
 bool is_hidden(const AttentionUnit& unit, int64_t first_query, int64_t queries, int64_t first_key, int64_t keys) {
   if (!unit.documents) return false;
   int32_t least_query = INT32_MAX, most_query = 0, least_key = INT32_MAX, most_key = 0;
@@ -99,15 +99,21 @@ void shrink_rows(const Softmax& softmax, int64_t count, int64_t width, float* re
       store(result + q * width + i, load(result + q * width + i) * all(softmax.shrink[q]));
 }
 
+void clear_rows(float* rows, int64_t count, int64_t width) {
+  for (int64_t i = 0; i < count * width; i += kLanes) store(rows + i, V{});
+}
+
 // Results and logarithms of sums, once all keys are added.
+//   begun: whether some were, so that there is a result
 void write_results(const AttentionUnit& unit, int64_t head, int64_t first, int64_t count, Softmax& softmax,
-                   const float* result) {
+                   float* result, bool begun) {
   const Attention& a = *unit.attention;
+  if (!begun) clear_rows(result, count, a.shape.width);
   float* log_sum = a.log_sum.data + unit.sample * a.log_sum.batch + head * a.log_sum.head;
   for (int64_t q = 0; q < count; ++q) {
     log_sum[(first + q) * a.log_sum.row] =
         static_cast<float>(softmax.largest[q] + __builtin_log(static_cast<double>(softmax.sum[q])));
-    softmax.shrink[q] = 1.0f / softmax.sum[q];
+    softmax.shrink[q] = softmax.sum[q] == 0.0f ? 0.0f : 1.0f / softmax.sum[q];
   }
   write_rows(result, softmax.shrink, a.out, unit.sample, head, first, count, a.shape);
 }
@@ -130,6 +136,27 @@ SFSDP_INLINE void for_tiles(const AttentionUnit& unit, const Tile& tile) {
       for (int64_t q = 0; q < runs[r].count; q += kTile)
         tile(Queries{head, before + q, smaller(kTile, runs[r].count - q), runs[r].first + q});
     }
+}
+
+// Keys of a head: rows first to first + count - 1, which stand at `position` and the next ones.
+struct Keys {
+  int64_t first, count, position;
+};
+
+// Calls block(keys) for all keys that some query of the tile sees, of one run of positions each.
+template <class Visit>
+SFSDP_INLINE void for_keys(const AttentionUnit& unit, const Queries& tile, const Visit& block) {
+  const AttentionShape& s = unit.attention->shape;
+  const ir::PositionRun whole[2] = {{0, s.keys}, {0, 0}};
+  const ir::PositionRun* runs = s.length > 0 ? unit.attention->key_positions : whole;
+  for (int64_t r = 0; r < 2; ++r) {
+    const int64_t before = r == 0 ? 0 : runs[0].count;
+    const int64_t end = s.causal ? smaller(tile.position + tile.count - runs[r].first, runs[r].count) : runs[r].count;
+    for (int64_t k = 0; k < end; k += kTile) {
+      const int64_t keys = smaller(kTile, end - k), position = runs[r].first + k;
+      if (!is_hidden(unit, tile.position, tile.count, position, keys)) block(Keys{before + k, keys, position});
+    }
+  }
 }
 
 // What backward reads of what forward has left: the logarithms of sums, and Σ result · gradient of each query; 0 beyond `count`.

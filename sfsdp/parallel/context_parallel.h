@@ -11,7 +11,8 @@ namespace sfsdp {
 enum class RotateMethod : uint8_t {
   AllGather,  // keys and values: each rank has the queries of its tokens, and all heads
   AllToAll,  // heads: each rank has all tokens of its heads, whose number cp · tp divides. Source: DeepSpeed-Ulysses, arXiv:2309.14509
-  Auto,      // of each attention what sends less
+  Ring,      // keys and values, of one rank after the other (ring_attention.h)
+  Auto,      // of each attention what sends less, keys and values at once or heads
 };
 
 struct ContextParallelOptions {

@@ -20,7 +20,9 @@
 #include "sfsdp/parallel/localise.h"
 #include "sfsdp/parallel/op_cuts.h"
 #include "sfsdp/parallel/redistribute.h"
+#include "sfsdp/parallel/ring_attention.h"
 #include "sfsdp/parallel/sequence_cuts.h"
+#include "sfsdp/parallel/take_biases_apart.h"
 #include "sfsdp/parallel/vocabulary_cuts.h"
 
 namespace sfsdp::parallel {
@@ -158,6 +160,18 @@ class Partitioner {
     } else if (chosen.named == Named::Sequence) {
       if (is_mean_of_rows(op)) divide_by_count(op);
       lower_to_own_tokens(op, axis_, *context_);
+    } else if (chosen.named == Named::Ring) {
+      send_round(op);
+    }
+  }
+
+  void send_round(Op& op) {
+    const std::vector<Value*> made = make_ring(build_, op, axis_, *context_, placements_);
+    const size_t keys = op.is("sdpa_backward") ? 2 : 1;
+    for (const size_t k : {keys, keys + 1}) report_move("permute", *op.operands[k], &op);
+    for (size_t r = 0; r < made.size(); ++r) {
+      instead_[op.results()[r].get()] = made[r];
+      if (keys == 2 && r > 0) report_move("permute", *op.results()[r], made[r]->producer());
     }
   }
 
@@ -247,7 +261,7 @@ class Partitioner {
   static int64_t bytes_of_row(const ir::Type& type) { return type.bytes() / std::max<int64_t>(type.dims[0].size, 1); }
 
   // The op becomes what vocabulary_cuts.h, sequence_cuts.h or expert_cuts.h has; attention of a part of the heads stays what it is.
-  enum class Named : uint8_t { No, Vocabulary, Sequence, Heads, Experts, Exchange };
+  enum class Named : uint8_t { No, Vocabulary, Sequence, Ring, Heads, Experts, Exchange };
   struct Choice {
     OpCut way;
     Named named = Named::No;
@@ -261,11 +275,13 @@ class Partitioner {
     if (auto way = way_of_rows(op, operands)) return {std::move(*way), Named::Exchange};
     if (context_ && op.is("sdpa", "sdpa_backward") && may_exchange_heads(op, operands)) {
       auto way = head_cut_of(op, axis_.size, inner_);
-      if (!way && context_->rotate_method == RotateMethod::AllToAll) throw_heads(op);
+      if (!way && context_->rotate_method == RotateMethod::AllToAll) throw_no_heads(op, axis_, inner_);
       if (way) ways.push_back({std::move(*way), Named::Heads});
       if (way && (op.is("sdpa_backward") || context_->rotate_method == RotateMethod::AllToAll))
         return std::move(ways[0]);
     }
+    if (context_ && context_->rotate_method == RotateMethod::Ring)
+      if (auto way = ring_cut_of(op, operands)) return {std::move(*way), Named::Ring};
     const auto named = context_ ? std::nullopt : vocabulary_cut_of(op, operands, options_.loss_parallel);
     if (named) ways.push_back({named->way, Named::Vocabulary});
     if (context_)
@@ -292,19 +308,9 @@ class Partitioner {
   bool may_exchange_heads(const Op& op, const std::vector<Placement>& operands) const {
     if (op.is("sdpa_backward")) return by_heads_.contains(op.operands[5]);
     const auto tokens = [&](size_t k) { return op.operands[k]->type().dims[2].size; };
-    return context_->rotate_method != RotateMethod::AllGather && operands[0] == Placement::shard(2) &&
+    const RotateMethod method = context_->rotate_method;
+    return (method == RotateMethod::AllToAll || method == RotateMethod::Auto) && operands[0] == Placement::shard(2) &&
            tokens(0) == tokens(1);
-  }
-
-  [[noreturn]] void throw_heads(const Op& op) const {
-    const int64_t heads = op.operands[1]->type().dims[1].size;
-    int64_t legal = axis_.size - 1;
-    while (legal > 1 && heads % (legal * inner_) != 0) --legal;
-    throw UserError(concat("context_parallel: ", ir::opcode_at(op), " has ", heads,
-                           " heads of keys and values, of which ", axis_.name, " = ", axis_.size,
-                           inner_ > 1 ? concat(" times tp = ", inner_) : std::string(),
-                           " ranks cannot have equal parts\n  expected ", axis_.name, " = ", legal,
-                           ", or another ContextParallelOptions::rotate_method"));
   }
 
   static std::vector<Placement> with_rows_as_summands(std::vector<Placement> operands) {
@@ -495,17 +501,21 @@ class Partitioner {
     const char* opcode = wanted == kWhole ? (from == kSum ? "all_reduce" : "all_gather")
                          : is_cut(from)   ? "all_to_all"
                                           : (from == kSum ? "reduce_scatter" : "own_part");
-    report_.moves.push_back({.opcode = opcode,
-                             .path = value->producer()->module_path,
-                             .reader = reader ? reader->opcode.str() : "the step",
-                             .reader_path = reader ? reader->module_path : "",
-                             .section = reader ? reader->section : value->producer()->section,
-                             .bytes = value->type().bytes()});
+    report_move(opcode, *value, reader);
     const bool balanced = context_ && context_->load_balance;
     Value* made = redistribute(here, value, axis_, from, wanted, placements_,
                                {.before = balanced && !by_heads_.contains(value), .after = balanced && !heads});
     if (heads) by_heads_.insert(made);
     return made;
+  }
+
+  void report_move(const char* opcode, const Value& value, const Op* reader) {
+    report_.moves.push_back({.opcode = opcode,
+                             .path = value.producer()->module_path,
+                             .reader = reader ? reader->opcode.str() : "the step",
+                             .reader_path = reader ? reader->module_path : "",
+                             .section = reader ? reader->section : value.producer()->section,
+                             .bytes = value.type().bytes()});
   }
 
   // What a rank has of its experts alone is stored so: nothing gathers it.
@@ -559,33 +569,6 @@ class Partitioner {
   size_t inputs_ = 0;                                  // of the step, that were met
   PartitionReport report_;
 };
-
-// Whether the op is a product with a bias that is added up over the axis, by the cut of its weight.
-bool adds_up_with_bias(const Op& op, const std::map<std::string, int64_t>& cuts) {
-  if (!op.is("linear") || op.operands.size() != 3 || !op.operands[1]->producer()->is("param")) return false;
-  const auto cut = cuts.find(op.operands[1]->producer()->attr<std::string>("name"));
-  return cut != cuts.end() && cut->second == 1;
-}
-
-// Its bias comes after the sum, as each rank would add it once.
-void take_biases_apart(Graph& graph, const std::map<std::string, int64_t>& cuts) {
-  std::vector<Op*> biased;
-  for (const auto& op : graph.ops())
-    if (adds_up_with_bias(*op, cuts)) biased.push_back(op.get());
-  ir::Builder build(graph);
-  std::unordered_map<const Op*, const Op*> product_of;
-  for (Op* op : biased) {
-    const auto place = build.before(op);
-    Value* old = op->result();
-    Value* product = place.value("linear", {op->operands[0], op->operands[1]}, old->type(), old->name() + ".product");
-    build.take_place(old, place.value("aten.add.Tensor", {product, op->operands[2]}, old->type(), "biased"));
-    product_of[op] = product->producer();
-  }
-  for (const auto& op : graph.ops())
-    if (const auto found = product_of.find(op->bwd_of); found != product_of.end()) op->bwd_of = found->second;
-  build.erase(biased);
-  build.apply();
-}
 
 }  // namespace
 

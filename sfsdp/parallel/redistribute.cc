@@ -81,6 +81,16 @@ const char* suffix_of(const Placement& from, const Placement& to) {
   return to != kWhole ? ".part" : from == kSum ? ".sum" : ".whole";
 }
 
+Value* dense(const ir::Builder::Place& place, Value* value, const std::string& name, const Placement& placement,
+             Placements& placements) {
+  if (value->type().strides.empty()) return value;
+  Type type = value->type();
+  type.strides.clear();
+  Value* made = place.value("aten.clone", {value}, type, name + ".dense", {{"memory_format", int64_t{0}}});
+  if (placement != kWhole) placements[made] = placement;
+  return made;
+}
+
 class Redistributor {
  public:
   Redistributor(const ir::Builder::Place& place, Value* value, const MeshAxis& axis, Placements& placements)
@@ -130,6 +140,12 @@ class Redistributor {
     return made(place_.value("all_to_all", {flat}, type_of(dims_), value_->name() + ".moved",
                              {{"axis", axis_.name}, {"split", split}, {"join", join}}),
                 Placement::shard(split));
+  }
+
+  Value* pass_on(int64_t shift, const std::string& name, const Placement& placement) {
+    return made(place_.value("permute", {dense(value_, placement)}, type_of(dims_), name,
+                             {{"axis", axis_.name}, {"shift", shift}}),
+                placement);
   }
 
   // With the blocks of the dimension as a dimension of their own before it, and without them again.
@@ -193,10 +209,7 @@ class Redistributor {
     return made(place_.value(opcode, {value}, type_of(dims), name, {{"axis", axis_.name}, {"dim", dim}}), placement);
   }
   Value* dense(Value* value, const Placement& placement) {
-    if (value->type().strides.empty()) return value;
-    return made(place_.value("aten.clone", {value}, type_of(value->type().dims), value_->name() + ".dense",
-                             {{"memory_format", int64_t{0}}}),
-                placement);
+    return parallel::dense(place_, value, value_->name(), placement, placements_);
   }
   Value* view(Value* value, const Dims& dims, const Placement& placement, const char* suffix) {
     const Type type = type_of(dims);
@@ -237,6 +250,28 @@ Value* redistribute(const ir::Builder::Place& place, Value* value, const MeshAxi
   if (is_to_be_cut && !is_cut) return from == kSum ? send.scatter_sum(to.dim) : send.own_part(to.dim);
   Value* joined = is_to_be_cut ? send.exchange(from.dim, to.dim) : send.gather(from.dim);
   return balanced.before ? Redistributor(place, joined, axis, placements).reorder(from.dim, to, true) : joined;
+}
+
+Value* in_memory_order(const ir::Builder::Place& place, Value* value, Placement& placement, Placements& placements) {
+  if (const auto order = memory_order(value->type())) {
+    placement = moved(placement, *order);
+    value = permuted(place, value, *order, value->name() + ".flat", placement, placements);
+  }
+  return dense(place, value, value->name(), placement, placements);
+}
+
+Value* out_of_memory_order(const ir::Builder::Place& place, Value* flat, const Value& like, const Placement& placement,
+                           const std::string& name, Placements& placements) {
+  const auto order = memory_order(like.type());
+  return order ? permuted(place, flat, inverse(*order), name, placement, placements) : flat;
+}
+
+Value* pass_on(const ir::Builder::Place& place, Value* value, const MeshAxis& axis, const Placement& placement,
+               int64_t shift, const std::string& name, Placements& placements) {
+  Placement flat = placement;
+  Value* sent = in_memory_order(place, value, flat, placements);
+  Value* got = Redistributor(place, sent, axis, placements).pass_on(shift, name, flat);
+  return out_of_memory_order(place, got, *value, placement, name, placements);
 }
 
 // What is cut in other blocks of the same dimension is whole in between; so is what another axis cuts in one of the dimensions, as

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/graph.h"
@@ -26,6 +27,19 @@ struct HeadAndTail {
 ir::Value* redistribute(const ir::Builder::Place& place, ir::Value* value, const MeshAxis& axis,
                         const ir::Placement& from, const ir::Placement& to, Placements& placements,
                         HeadAndTail balanced = {});
+
+// The value with its dimensions in the order in which they lie in memory, contiguous: a view, where it has no gaps. `placement` becomes
+// that of what is returned.
+ir::Value* in_memory_order(const ir::Builder::Place& place, ir::Value* value, ir::Placement& placement,
+                           Placements& placements);
+// And back: what in_memory_order has made of a value like `like`, which lies so, with that one's dimensions. A view.
+ir::Value* out_of_memory_order(const ir::Builder::Place& place, ir::Value* flat, const ir::Value& like,
+                               const ir::Placement& placement, const std::string& name, Placements& placements);
+
+// The value of the rank `shift` before on the axis, around its end, by one permute.
+//   placement: of `value` and of what is returned, which lies in memory as redistribute says
+ir::Value* pass_on(const ir::Builder::Place& place, ir::Value* value, const MeshAxis& axis,
+                   const ir::Placement& placement, int64_t shift, const std::string& name, Placements& placements);
 
 // Whether one exchange makes of what is cut in a dimension what is cut in another one.
 bool moves_by_exchange(const ir::Value& value, const ir::Placement& from, const ir::Placement& to);

@@ -73,7 +73,7 @@ TEST_CASE("passes and options are spelled alike everywhere, and typing mistakes 
     CHECK_THROWS_WITH_AS(parse_passes(text), doctest::Contains(part), UserError);
   };
   says("dead_cod", "did you mean dead_code?");
-  says("frobnicate", "expected one of: bucket canonicalise chunk_loss copy_buckets cover_exchanges dead_code");
+  says("frobnicate", "expected one of: bucket canonicalise chunk_loss copy_buckets cover_exchanges cover_permutes");
   says("dead_code x=1", "it has no options");
   says("reshard keep_lst=true", "did you mean keep_last?");
   says("reshard keep_last=3", "expected a value like false");

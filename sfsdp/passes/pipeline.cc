@@ -63,6 +63,8 @@ std::vector<Stage> own_stages(const PipelineOptions& o, bool names_units, bool h
       {make_call("split_collectives")},
       // What does not need tokens that travel to experts and back runs meanwhile.
       {make_call("cover_exchanges"), o.cover_exchanges},
+      // Keys and values of the next rank travel while attention to those of this one is computed.
+      {make_call("cover_permutes"), o.cover_permutes},
       // Parameters that forward and backward read whole are gathered once per step.
       {make_call("gather_once"), o.gather_once},
       // Gathers start under the compute of earlier units.
@@ -171,7 +173,8 @@ void set_order(PipelineOptions& options, const std::string& name) {
 }
 
 std::vector<std::string> overlap_passes() {
-  return {"split_collectives", "cover_exchanges", "gather_once", "prefetch_gathers", "sink_waits", "early_all_reduces"};
+  return {"split_collectives", "cover_exchanges", "cover_permutes",    "gather_once",
+          "prefetch_gathers",  "sink_waits",      "early_all_reduces"};
 }
 
 std::vector<PassCall> pipeline_passes(const PipelineOptions& options,

@@ -31,6 +31,7 @@
 #include "sfsdp/passes/memory/remat.h"
 #include "sfsdp/passes/memory/remat_in_kernels.h"
 #include "sfsdp/passes/overlap/cover_exchanges.h"
+#include "sfsdp/passes/overlap/cover_permutes.h"
 #include "sfsdp/passes/overlap/early_all_reduces.h"
 #include "sfsdp/passes/overlap/gather_once.h"
 #include "sfsdp/passes/overlap/prefetch_gathers.h"
@@ -82,6 +83,8 @@ const std::vector<PassInfo>& rows() {
       row("copy_buckets", "one gather and one reduction per unit of parameters that are stored one by one, by copies",
           &copy_buckets, {"wrap"}),
       row("cover_exchanges", "runs what does not depend on an exchange of rows under it", &cover_exchanges,
+          {"split_collectives"}),
+      row("cover_permutes", "lets keys and values of ring attention travel while attention is computed", &cover_permutes,
           {"split_collectives"}),
       row("dead_code", "removes ops whose results nobody reads", &dead_code),
       with(Exactness::ExactAsRun,

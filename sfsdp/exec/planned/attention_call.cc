@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/exec/sequence.h"
@@ -20,7 +21,12 @@ AttentionCall::AttentionCall(const ir::Op& op, const Groups& groups) : OwnCall(o
   const auto shape = kernels::attention_of(op);
   SFSDP_CHECK(shape, op.opcode, " %", op.result()->name(), " is not what sfsdp.flash computes");
   shape_ = *shape;
-  if (shape_.is_part) positions_ = own_positions(op, groups);
+  if (!shape_.is_part) return;
+  PartPositions part = positions_of_part(op, groups);
+  positions_ = std::move(part.queries);
+  if (!op.has_attr("shift")) return;
+  key_positions_ = std::move(part.keys);
+  shape_.length = part.length;
 }
 
 bool AttentionCall::can_write(size_t index, const at::Tensor& place) const {
@@ -49,6 +55,7 @@ std::span<at::Tensor> AttentionCall::run(std::span<const at::Tensor> operands, c
       .grad_key = {},
       .grad_value = {}};
   std::ranges::copy(positions_, attention.positions);
+  std::ranges::copy(key_positions_, attention.key_positions);
   if (backward_) {
     grad = by_row(operands[0]);
     attention.grad_out = heads_of(grad);

@@ -22,7 +22,8 @@ class AttentionCall final : public OwnCall {
 
   bool backward_;
   kernels::AttentionShape shape_;
-  std::vector<ir::PositionRun> positions_;  // of the rank's queries, with axis=
+  std::vector<ir::PositionRun> positions_;      // of the rank's queries, with axis=
+  std::vector<ir::PositionRun> key_positions_;  // of the keys, with shift=
 };
 
 }  // namespace sfsdp::exec

@@ -212,6 +212,12 @@ void rule_rope(RuleContext& context) {
 
 namespace {
 
+// Of the sequence of which operand `keys` has the keys, all of them or those of one rank.
+int64_t sequence_length(RuleContext& context, size_t keys) {
+  const int64_t own = context.tensor(keys, 4).shape()[2];
+  return context.op.has_attr("axis") && context.op.has_attr("shift") ? own * context.ranks() : own;
+}
+
 // Documents, where the attribute says that operand `index` is these and no mask; operand `query` is [B, H, S, d], the next the keys.
 void check_documents(RuleContext& context, size_t index, size_t query) {
   const bool has_documents = context.flag("documents");
@@ -229,26 +235,34 @@ void check_documents(RuleContext& context, size_t index, size_t query) {
   if (q[2] != k[2] && !context.op.has_attr("axis"))
     context.stop(concat("has ", q[2], " queries and ", k[2], " keys"), "expected as many: documents are of both");
   context.expect_dtype(DType::i64, context.operand(index).dtype, "the documents");
-  context.expect_shape({q[0], k[2]}, context.operand(index), "the documents");
+  context.expect_shape({q[0], sequence_length(context, query + 1)}, context.operand(index), "the documents");
 }
 
 // Queries of the rank's part of a sequence, where axis= says so. Operands as in check_documents.
 void check_part(RuleContext& context, size_t mask, size_t query) {
   const bool balanced = context.flag("balanced");
+  const bool of_one_rank = context.op.has_attr("shift");
   if (!context.op.has_attr("axis")) {
-    if (balanced) context.stop("has balanced=true", "expected axis= beside it, over which the queries are cut");
+    if (balanced || of_one_rank)
+      context.stop(balanced ? "has balanced=true" : "has shift=",
+                   "expected axis= beside it, over which the queries are cut");
     return;
   }
   const int64_t ranks = context.ranks();
+  if (of_one_rank)
+    if (const int64_t shift = context.integer("shift"); shift < 0 || shift >= ranks)
+      context.stop(concat("has shift=", shift, " over ", ranks, " ranks"), concat("expected 0 to ", ranks - 1));
   if (!context.flag("is_causal"))
     context.stop("has axis= without is_causal=true",
                  "expected both: without a causal mask a part of the queries needs nothing to be said");
   if (context.has_operand(mask) && !context.flag("documents"))
     context.stop("has axis= and a mask", "expected none, or documents=true");
-  const int64_t rows = context.tensor(query, 4).shape()[2], length = context.tensor(query + 1, 4).shape()[2];
+  const int64_t rows = context.tensor(query, 4).shape()[2], length = sequence_length(context, query + 1);
   if (rows == 0 || length % ranks != 0 || length / ranks != rows)
-    context.stop(concat("has ", rows, " queries and ", length, " keys over ", ranks, " ranks"),
-                 "expected as many keys as all ranks have queries together");
+    context.stop(concat("has ", rows, " queries and ", context.operand(query + 1).shape()[2], " keys over ", ranks,
+                        " ranks"),
+                 of_one_rank ? "expected as many keys as queries: those of one rank"
+                             : "expected as many keys as all ranks have queries together");
   if (balanced && rows % 2 != 0)
     context.stop(concat("has balanced=true and ", rows, " queries"),
                  "expected an even number: a rank has two equal chunks of the sequence");
@@ -266,6 +280,20 @@ void rule_sdpa_backward(RuleContext& context) {
   aten_attention_backward(context);
   check_documents(context, 6, 1);
   check_part(context, 6, 1);
+}
+
+// %o_a %lse_a %o_b %lse_b
+void rule_sdpa_merge(RuleContext& context) {
+  const Type &o = context.tensor(0, 4), &lse = context.tensor(1, 3);
+  Shape rows = o.shape();
+  rows.pop_back();
+  context.expect_shape(rows, lse, "lse");
+  context.expect_shape(o.shape(), context.operand(2), "the other part");
+  context.expect_shape(rows, context.operand(3), "its lse");
+  for (const size_t i : {1, 3}) context.expect_dtype(wide(context.operand(i - 1).dtype), context.operand(i).dtype, "lse");
+  context.expect_dtype(lse.dtype, wide(context.result(0).dtype), "lse");
+  context.expect(0, context.result(0).dtype, o.shape());
+  context.expect(1, lse.dtype, rows);
 }
 
 // %weight [rows, width] %ids

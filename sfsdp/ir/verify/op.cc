@@ -32,11 +32,11 @@ void report_unknown(const Op& op, Report& report) {
 }
 
 // What sfsdp's own ops make, whose kernels are its own too; canonical ops are laid out as LibTorch does it, and attention over a
-// part of the queries as the whole one is, so that views of its results stay views.
+// part of the queries, or of the keys, as the whole one is, so that views of its results stay views.
 bool is_made_contiguous(const Op& op) {
   const OpRow* row = op.opcode.row();
   return row && row->cost != CostClass::Attention && !is_aten(op.opcode) && row->alias == Alias::Fresh &&
-         !op.is("constant") && !is_canonical(op);
+         !op.is("constant", "sdpa_merge") && !is_canonical(op);
 }
 
 // On every axis a value is in one state only.

@@ -190,7 +190,7 @@ class Rewriter {
   }
 
   bool is_kept_op(const Op& op) {
-    const bool is_again = op.is("all_gather", "all_to_all_v");
+    const bool is_again = op.is("all_gather", "all_to_all_v", "permute");
     return (ir::is_collective(op) && !is_again) || list_.keeps(op, products_);
   }
 

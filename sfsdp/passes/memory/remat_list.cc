@@ -22,7 +22,7 @@ std::string_view path_in_block(const Op& op) {
 
 // By its opcode, or by its module or one above it.
 bool is_named(const Op& op, std::string_view name) {
-  if (op.opcode == name) return true;
+  if (op.opcode == name || (name == "sdpa" && op.is("sdpa_merge"))) return true;  // attention in parts, put together
   const std::string_view path = path_in_block(op);
   return path.starts_with(name) && (path.size() == name.size() || path[name.size()] == '.');
 }
@@ -59,7 +59,7 @@ bool RematList::keeps(const Op& op, int64_t& products) const {
   if (is_forced(op)) return false;
   if (!save_.empty()) return std::ranges::any_of(save_, [&](const auto& name) { return is_named(op, name); });
   const ir::OpRow* row = op.opcode.row();
-  if (row && row->cost == ir::CostClass::Attention) return true;
+  if (op.is("sdpa_merge") || (row && row->cost == ir::CostClass::Attention)) return true;
   if (!row || row->cost != ir::CostClass::Product) return false;
   return mm_again_ == 0 || ++products % mm_again_ != 0;
 }

@@ -205,7 +205,8 @@ class Checker {
 
   // All ranks give, and get, others.
   static bool is_exchange(const Op& op) {
-    return ir::collective_kind(op) == "all_to_all" || ir::collective_kind(op) == "all_to_all_v";
+    const std::string_view kind = ir::collective_kind(op);
+    return kind == "all_to_all" || kind == "all_to_all_v" || kind == "permute";
   }
 
   std::string collective(const Op& op) {

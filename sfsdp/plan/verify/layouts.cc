@@ -14,6 +14,7 @@
 #include "sfsdp/ir/side_table.h"
 #include "sfsdp/mesh/model_axis.h"
 #include "sfsdp/plan/cuts.h"
+#include "sfsdp/plan/verify/ring_layouts.h"
 #include "sfsdp/plan/verify/row_layouts.h"
 #include "sfsdp/plan/verify/sequence_layouts.h"
 #include "sfsdp/plan/verify/vocabulary_layouts.h"
@@ -36,7 +37,8 @@ using Segments = std::vector<Segment>;
 // One axis at a time.
 class LayoutChecker {
  public:
-  LayoutChecker(const Graph& graph, std::string axis) : graph_(graph), axis_(std::move(axis)), layouts_(graph) {}
+  LayoutChecker(const Graph& graph, const ir::MeshAxis& axis)
+      : graph_(graph), axis_(axis.name), ranks_(axis.size), layouts_(graph) {}
 
   std::string check() {
     find_moments();
@@ -68,6 +70,8 @@ class LayoutChecker {
       if (results[r].kind == Kind::Flat) continue;
       Layout told = results[r];
       if (told.kind == Kind::Rows) told.flat = -1;  // by which offsets no type says
+      if (told.kind == Kind::Passed || told.kind == Kind::Terms || told.kind == Kind::Attended)
+        told = {Kind::Cut, told.dim, -1, told.blocks};  // nor whose part it is, or how much of it
       if (const Layout named = named_by(*value); named != told && value->type().kind != ir::Type::Kind::Token)
         return error(op, concat('%', value->name(), " is ", to_text(results[r]), ", its type says ", to_text(named)),
                      "expected the type to say how the value lies");
@@ -421,11 +425,12 @@ class LayoutChecker {
     return set(op, flat);
   }
 
-  std::string by_row(const Op& op) {
+  std::vector<Layout> named_by(const Op& op) const {
     std::vector<Layout> named;
     for (const auto& result : op.results()) named.push_back(named_by(*result));
-    return set(op, row_layouts(op, layouts_of(op), named));
+    return named;
   }
+  std::string by_row(const Op& op) { return set(op, row_layouts(op, layouts_of(op), named_by(op))); }
 
   std::string set(const Op& op, const RowLayouts& made) {
     if (made.wrong.empty()) return set(op, made.results);
@@ -443,6 +448,8 @@ class LayoutChecker {
     if (op.is("own_part", "as_summand")) return apart(op);
     if (op.is("own_rows", "spread_rows", "own_ends", "further_rounds") && over_this_axis(op)) return rows(op);
     if (has_own_groups(op)) return product_of_own_groups(op);
+    if (const auto made = ring_layouts(op, layouts_of(op), named_by(op), over_this_axis(op), ranks_))
+      return set(op, *made);
     if (over_this_axis(op))
       if (const auto made = vocabulary_layouts(op, layouts_of(op))) return set(op, *made);
     if (const auto made = sequence_layouts(op, layouts_of(op), over_this_axis(op))) return set(op, *made);
@@ -475,6 +482,7 @@ class LayoutChecker {
 
   const Graph& graph_;
   std::string axis_;
+  int64_t ranks_;
   ir::ValueTable<Layout> layouts_;
   std::vector<Segments> flats_;
   std::vector<Offsets> offsets_;                             // of groups of which each rank has some
@@ -487,7 +495,7 @@ class LayoutChecker {
 std::string verify_layouts(const ir::Graph& graph) {
   for (const ir::MeshAxis& axis : graph.mesh) {
     if (axis.size == 1 || !is_model_axis(axis.name)) continue;
-    if (std::string wrong = LayoutChecker(graph, axis.name).check(); !wrong.empty()) return wrong;
+    if (std::string wrong = LayoutChecker(graph, axis).check(); !wrong.empty()) return wrong;
   }
   return "";
 }

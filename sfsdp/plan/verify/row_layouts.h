@@ -19,11 +19,16 @@ struct Layout {
     Summand,  // the sum over the axis is the value
     Flat,     // a buffer of parts of several kinds
     Rows,  // of dimension `dim` a rank has a range in front, as offsets in memory say; what stands after it is nothing
+    Passed,    // cut, and the part is that of the rank `shift` before, around the axis's end
+    Terms,     // terms `first` to `last` of such a part, or with no shift of the rank's own, which is the sum of one for each rank
+    Attended,  // attention of the rank's part of the queries to the keys of the ranks `first` to `last` before
   };
   Kind kind = Kind::Whole;
   int64_t dim = -1;
   int flat = -1;  // which buffer, or which offsets, of those that the checker knows
   int64_t blocks = 1;
+  int64_t shift = 0;
+  int64_t first = -1, last = -1;
   bool operator==(const Layout&) const = default;
 };
 std::string to_text(const Layout& layout);

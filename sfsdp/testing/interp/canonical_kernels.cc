@@ -291,7 +291,7 @@ Softmax softmax(std::vector<double> x) {
   double sum = 0;
   for (const double v : s.p) sum += std::exp(v);
   s.log_sum = std::log(sum);
-  for (double& v : s.p) v = std::exp(v - s.log_sum);
+  for (double& v : s.p) v = sum == 0 ? 0 : std::exp(v - s.log_sum);  // 0: of nothing but -inf
   return s;
 }
 
@@ -417,27 +417,41 @@ struct Attention {
     const size_t batch = r / (heads * queries), head = r / queries % heads;
     return (batch * groups + head / (heads / groups)) * keys + j;
   }
-  // Where the query of row r of its head stands in the sequence, of which axis= cuts the queries.
-  size_t position(size_t r) const {
-    const auto rank = static_cast<size_t>(c.axis_rank), ranks = static_cast<size_t>(c.axis_ranks), half = queries / 2;
+  // Where row r of those that a rank has stands in the sequence, of which axis= cuts the queries, with shift= the keys too.
+  size_t position(size_t r, size_t rank) const {
+    const auto ranks = static_cast<size_t>(c.axis_ranks), half = queries / 2;
     if (!c.op.attr_or("balanced", false)) return rank * queries + r;
     return r < half ? rank * half + r : (2 * ranks - 1 - rank) * half + r - half;
   }
+  size_t query_position(size_t r) const { return position(r, static_cast<size_t>(c.axis_rank)); }
+  size_t key_position(size_t j) const {
+    const auto* shift = c.op.find_attr<int64_t>("shift");
+    return shift ? position(j, static_cast<size_t>((c.axis_rank - *shift + c.axis_ranks) % c.axis_ranks)) : j;
+  }
   //   given: a mask, or with documents= the document of each position
-  Softmax weights(size_t r, const Array* given) const {
+  std::vector<double> scores(size_t r, const Array* given) const {
     const Array* documents = c.op.attr_or("documents", false) ? given : nullptr;
     const Array* mask = documents ? nullptr : given;
-    const size_t row = r / (heads * queries) * keys, at = position(r % queries);
+    const size_t row = r / (heads * queries) * (documents ? width_of(*documents) : 0), at = query_position(r % queries);
     std::vector<double> scores(keys);
     for (size_t j = 0; j < keys; ++j) {
       for (size_t d = 0; d < width; ++d) scores[j] += q.data[r * width + d] * k.data[key_row(r, j) * width + d];
       scores[j] *= scale();
-      if (c.op.attr_or("is_causal", false) && j > at) scores[j] = -std::numeric_limits<double>::infinity();
-      if (documents && documents->data[row + j] != documents->data[row + at])
+      const size_t key = key_position(j);
+      if (c.op.attr_or("is_causal", false) && key > at) scores[j] = -std::numeric_limits<double>::infinity();
+      if (documents && documents->data[row + key] != documents->data[row + at])
         scores[j] = -std::numeric_limits<double>::infinity();
       if (mask) scores[j] += mask->data[(r % queries) * keys + j];
     }
-    return softmax(std::move(scores));
+    return scores;
+  }
+  Softmax weights(size_t r, const Array* given) const { return softmax(scores(r, given)); }
+  // Of backward: where the keys are some of those that the query has seen, by the sum over all of them.
+  Softmax weights(size_t r, const Array* given, const Array& log_sums) const {
+    if (!c.op.has_attr("shift")) return weights(r, given);
+    Softmax s{scores(r, given), log_sums.data[r]};
+    for (double& p : s.p) p = std::exp(p - s.log_sum);
+    return s;
   }
 };
 
@@ -466,7 +480,7 @@ Arrays sdpa_backward(const KernelContext& c) {
         dv = Array::zeros(a.v.dtype, a.v.shape);
   const size_t w = a.width, e = a.value_width;
   for (size_t r = 0; r < a.rows(); ++r) {
-    const Softmax s = a.weights(r, mask_of(c, 6));
+    const Softmax s = a.weights(r, mask_of(c, 6), c.in(5));
     double of_row = 0;  // Σ_j p_j · dL/dp_j
     for (size_t d = 0; d < e; ++d) of_row += g.data[r * e + d] * o.data[r * e + d];
     for (size_t j = 0; j < a.keys; ++j) {
@@ -484,6 +498,22 @@ Arrays sdpa_backward(const KernelContext& c) {
     }
   }
   return {dq, dk, dv};
+}
+
+// Attention to the keys of both: each part by the sum of its weights.
+Arrays sdpa_merge(const KernelContext& c) {
+  const Array &a = c.in(0), &lse_a = c.in(1), &b = c.in(2), &lse_b = c.in(3);
+  Array o = Array::zeros(c.op.result(0)->type().dtype, a.shape), lse = lse_a;
+  const size_t width = width_of(a);
+  for (size_t r = 0; r < lse.data.size(); ++r) {
+    const double most = std::max(lse_a.data[r], lse_b.data[r]);
+    if (std::isinf(most)) continue;  // neither has seen a key: -inf and 0
+    const double of_a = std::exp(lse_a.data[r] - most), of_b = std::exp(lse_b.data[r] - most);
+    lse.data[r] = most + std::log(of_a + of_b);
+    for (size_t i = r * width; i < (r + 1) * width; ++i)
+      o.data[i] = (of_a * a.data[i] + of_b * b.data[i]) / (of_a + of_b);
+  }
+  return {o, lse};
 }
 
 struct Row {
@@ -510,6 +540,7 @@ constexpr std::array kKernels = {
     Row{"rope_inverse", &rope_inverse},
     Row{"sdpa", &sdpa},
     Row{"sdpa_backward", &sdpa_backward},
+    Row{"sdpa_merge", &sdpa_merge},
     Row{"cross_entropy", &cross_entropy},
     Row{"cross_entropy_backward", &cross_entropy_backward},
     Row{"cross_entropy_of_parts", &cross_entropy_of_parts},

@@ -114,6 +114,8 @@ Array run_on_rank(const Op& op, const std::vector<std::vector<const Array*>>& op
   if (kind == "all_to_all_v") return exchange_rows(op, operands, place);
   if (kind == "broadcast") return *parts[static_cast<size_t>(op.attr<int64_t>("root"))];
   if (kind == "all_reduce") return reduce(parts, op);
+  if (kind == "permute")
+    return *parts[(place + parts.size() - static_cast<size_t>(op.attr<int64_t>("shift"))) % parts.size()];
   if (kind == "all_to_all") {
     std::vector<Array> blocks;
     for (const Array* part : parts)

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/passes/overlap/cover_permutes.h"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/ir/index.h"
+#include "sfsdp/ir/moves.h"
+#include "sfsdp/ir/opset.h"
+
+namespace sfsdp::passes {
+namespace {
+
+using ir::Op, ir::Value;
+using Ops = std::vector<Op*>;
+
+// A view or a copy, which goes with what it brings into form.
+bool is_form(const Op& op) {
+  return op.operands.size() == 1 && op.results().size() == 1 &&
+         (op.is("aten.clone") || ir::has_flag(op, ir::kReshape) || ir::has_flag(op, ir::kPermute));
+}
+
+bool is_attention(const Op& op) {
+  const ir::OpRow* row = op.opcode.row();
+  return row && row->cost == ir::CostClass::Attention;
+}
+
+// Which attention stands above each position, of the same section; nullptr: none.
+Ops attention_above(const ir::Index& index) {
+  Ops above;
+  Op* last = nullptr;
+  for (size_t i = 0; i < index.size(); ++i) {
+    Op* op = index.at(i);
+    above.push_back(last && last->section == op->section ? last : nullptr);
+    if (is_attention(*op)) last = op;
+  }
+  return above;
+}
+
+// The start, and the forms below the attention that it alone needs, in order; nullopt: it needs more that stands there.
+std::optional<Ops> start_group(const ir::Index& index, Op* start, const Op& attention) {
+  Ops group = {start};
+  Op* below = start->operands[0]->producer();
+  for (; index.position(below) > index.position(&attention); below = below->operands[0]->producer()) {
+    if (!is_form(*below)) return std::nullopt;
+    group.insert(group.begin(), below);
+  }
+  return below == &attention ? std::nullopt : std::optional(group);
+}
+
+// The wait, and the forms that are read of it, each by the next alone, up to the first op that computes or sends; that op last.
+Ops wait_group(const ir::Index& index, Op* wait) {
+  Ops group = {wait};
+  while (true) {
+    const auto readers = index.readers(group.back()->result());
+    if (readers.empty()) return {};
+    group.push_back(readers[0]);
+    if (readers.size() > 1 || !is_form(*readers[0]) || readers[0]->is("aten.clone")) return group;
+  }
+}
+
+}  // namespace
+
+bool cover_permutes(ir::Graph& graph, PassContext& ctx) {
+  const ir::Index index(graph);
+  const Ops above = attention_above(index);
+  ir::Moves moves(graph);
+  for (size_t i = 0; i < index.size(); ++i) {
+    Op* const start = index.at(i);
+    if (!start->is("permute.start")) continue;
+    Op* const wait = index.only_reader(start->result());
+    SFSDP_CHECK(wait && ir::is_wait(*wait), "cover_permutes: %", start->result()->name(), " is not waited for");
+    if (Ops group = wait_group(index, wait); !group.empty()) {
+      Op* const reader = group.back();
+      group.pop_back();
+      if (reader->section == wait->section) moves.before(reader, group);
+    }
+    if (!above[i]) continue;
+    auto group = start_group(index, start, *above[i]);
+    if (!group) continue;
+    std::erase_if(*group, [&](const Op* op) { return moves.contains(op); });
+    moves.before(above[i], *group);
+    ctx.metrics.add("started_early", 1);
+  }
+  return moves.apply();
+}
+
+}  // namespace sfsdp::passes

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What:   starts each permute before the attention that stands above it, where it does not depend on that, and waits for it where it is
+//         first read.
+// Why:    in ring attention the next rank's keys and values travel while attention to those of this one is computed; gradients travel
+//         home meanwhile too.
+// Needs:  split_collectives.
+// Leaves: the same ops, in another order. What a permute brings is in flight during one attention, so that there are never more than
+//         two ranks' keys and values.
+// Source: Ring Attention, arXiv:2310.01889, section 3.
+#pragma once
+
+#include "sfsdp/ir/graph.h"
+#include "sfsdp/passes/pass.h"
+
+namespace sfsdp::passes {
+
+bool cover_permutes(ir::Graph& graph, PassContext& ctx);
+
+}  // namespace sfsdp::passes

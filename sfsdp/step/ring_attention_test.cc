@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Steps whose attention goes round the axis cp (RotateMethod::Ring) train as one eager process does, and send what docs/parallel.md says.
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sfsdp/plan/verify/layouts.h"
+#include "sfsdp/step/step.h"
+#include "sfsdp/testing/block_collectives.h"
+#include "sfsdp/testing/parity_torch.h"
+#include "sfsdp/testing/tiny_models_torch.h"
+
+namespace sfsdp {
+namespace {
+
+constexpr int64_t kSteps = 6;
+
+// 24 tokens are head and tail of 2, 3 and 4 ranks.
+Batch rows(int64_t step, int64_t first, int64_t count) { return testing::tokens(step, first, count, 24); }
+
+// Four heads of queries share two of keys; as wide as sfsdp's own attention computes.
+const auto kMakeLlama = [] {
+  models::Llama3Args args = testing::tiny_llama();
+  args.head_dim = 16;
+  return models::Llama3(args);
+};
+
+const std::vector<TensorParallelRule> kRules = {{"*.wq|wk|wv|w1|w3", Shard(0)}, {"*.wo|w2", Shard(1)}};
+
+struct Ring {
+  std::vector<MeshAxis> axes;
+  bool balanced = true;
+  ExecutorKind executor = ExecutorKind::Planned;
+  passes::RematMode remat = passes::RematMode::None;
+  int64_t micro_batches = 1;
+};
+
+testing::Case case_of(const Ring& ring) {
+  testing::Case c = {init_device_mesh(ring.axes), {}};
+  for (const MeshAxis& axis : ring.axes)
+    if (axis.name == "tp") c.rules = tensor_parallel(kRules, {.sequence_parallel = true});
+  c.micro_batches = ring.micro_batches;
+  c.compile.executor = ring.executor;
+  c.compile.pipeline.remat.mode = ring.remat;
+  c.context = {.load_balance = ring.balanced, .rotate_method = RotateMethod::Ring};
+  return c;
+}
+
+template <class Make>
+void check_all(Make make, const std::vector<Ring>& rings) {
+  const testing::Reference reference = testing::eager(
+      make, testing::loss_of, [](int64_t k) { return rows(k, 0, testing::kGlobalBatch); }, kSteps);
+  for (const Ring& ring : rings) {
+    CAPTURE(ring.balanced);
+    CAPTURE(static_cast<int>(ring.executor));
+    CAPTURE(static_cast<int>(ring.remat));
+    const auto program =
+        testing::expect_parity(make, testing::loss_of, rows, testing::kGlobalBatch, case_of(ring), reference);
+    const auto variant = program->first();
+    CHECK(plan::verify_layouts(variant->graph) == "");
+  }
+}
+
+constexpr ExecutorKind kReference = ExecutorKind::Reference, kPlanned = ExecutorKind::Planned;
+
+TEST_CASE("ring attention: Llama over 2, 3 and 4 ranks trains as eager does, on both executors") {
+  std::vector<Ring> rings;
+  for (const int64_t ranks : {2, 3, 4})
+    for (const bool balanced : {false, true})
+      for (const ExecutorKind executor : {kReference, kPlanned}) rings.push_back({{{"cp", ranks}}, balanced, executor});
+  check_all(kMakeLlama, rings);
+}
+
+TEST_CASE("ring attention: beside other axes, with micro-batches, and where backward computes forward again") {
+  using enum passes::RematMode;
+  check_all(kMakeLlama, {{{{"dp_shard", 2}, {"cp", 2}}},
+                         {{{"dp_shard", 2}, {"cp", 3}}, true, kReference, None, 2},
+                         {{{"cp", 2}, {"tp", 2}}},
+                         {{{"cp", 4}, {"tp", 2}}, false, kReference},
+                         {{{"dp_shard", 2}, {"cp", 2}, {"tp", 2}}, true, kPlanned, Full, 3},
+                         {{{"cp", 3}}, true, kPlanned, Full},
+                         {{{"cp", 3}}, true, kReference, Full, 2},
+                         {{{"cp", 4}}, true, kPlanned, Op},
+                         {{{"dp_replicate", 2}, {"cp", 2}}, false, kPlanned, Op, 3}});
+}
+
+TEST_CASE("ring attention: GPT, whose heads have keys of their own") {
+  check_all(testing::make_gpt, {{{{"cp", 2}}}, {{{"cp", 3}}, false, kReference}, {{{"dp_shard", 2}, {"cp", 4}}}});
+}
+
+std::shared_ptr<Program> compiled(int64_t ranks, passes::RematMode remat) {
+  const testing::Case c = case_of({{{"dp_shard", 2}, {"cp", ranks}}, true, kPlanned, remat});
+  return compile_program(meta_init(kMakeLlama), testing::loss_of, testing::kParityOptimizer, rows(0, 0, 2),
+                         data_parallel(c.mesh, c.options, c.rules, c.context), c.compile);
+}
+
+// Keys and values to each of the others and, backward, their gradients home.
+TEST_CASE("ring attention: a block sends permutes alone, one of k and one of v to each of the other ranks") {
+  for (const int64_t ranks : {2, 3, 4}) {
+    const auto program = compiled(ranks, passes::RematMode::None);
+    const auto variant = program->first();
+    const auto counts = testing::collectives_by_block(variant->graph, "cp");
+    for (const char* block : {"layers.0", "layers.1"})
+      CHECK(counts.at(block) == concat(4 * (ranks - 1), " bwd permute, ", 2 * (ranks - 1), " fwd permute"));
+  }
+}
+
+// What forward has merged is kept, as attention is: backward sends no more than without.
+TEST_CASE("ring attention: where ops are computed again that cost little, attention is not, and no part of it is kept") {
+  const auto program = compiled(3, passes::RematMode::Op);
+  const auto variant = program->first();
+  CHECK(testing::collectives_by_block(variant->graph, "cp").at("layers.1") == "8 bwd permute, 4 fwd permute");
+  for (const auto& op : variant->graph.ops()) {
+    if (op->section != ir::Section::Bwd) continue;
+    CHECK_FALSE(op->is("sdpa", "sdpa_merge"));
+    for (const ir::Value* operand : op->operands)
+      if (operand) CHECK_FALSE(operand->producer()->is("sdpa"));
+  }
+}
+
+}  // namespace
+}  // namespace sfsdp
