@@ -60,7 +60,7 @@ int64_t attention_bytes(const Op& op, const Target& target) {
   if (dims.size() != 4) return target.product_bytes;
   const int64_t rows = dims[0] * dims[1] * round_up(dims[2], 128);
   const auto& key = op.results().size() > 1 ? op.results()[1]->type() : query;
-  const int64_t shared = key.numel() < query.numel() ? 2 * dims[0] * dims[1] * key.shape()[2] * dims[3] : 0;
+  const int64_t shared = key.shape()[1] < dims[1] ? 2 * dims[0] * dims[1] * key.shape()[2] * dims[3] : 0;
   return 4 * rows * (round_up(dims[3], 32) + 1) + shared * static_cast<int64_t>(ir::size_in_bytes(query.dtype));
 }
 

@@ -69,7 +69,6 @@ TEST_CASE("ring attention: a step means on each rank what it means as a whole, i
       CAPTURE(ranks);
       CAPTURE(balanced);
       const ir::Graph graph = ir::parse_or_throw(partitioned(ranks, balanced));
-      for (const auto& d : ir::verify(graph)) MESSAGE(d.message, " ", d.detail);
       CHECK(ir::verify(graph).empty());
       CHECK(plan::verify_layouts(graph) == "");
       CHECK(difference(graph, ranks) < 1e-11);
@@ -86,6 +85,90 @@ TEST_CASE("ring attention: permutes alone, as many as there are other ranks") {
         ++counts[concat(ir::to_string(op->section), ' ', op->opcode)];
     CHECK(counts == std::map<std::string, int64_t>{{"fwd permute", 2 * (ranks - 1)}, {"bwd permute", 4 * (ranks - 1)}});
   }
+}
+
+struct Mutant {
+  const char *what, *from, *to;
+  enum class By : uint8_t { Verifier, Interpreter } by = By::Verifier;
+};
+
+const std::vector<Mutant> kMutants = {
+    {"keys of another rank than attention says", "permute %k.flat axis=cp shift=1", "permute %k.flat axis=cp shift=2"},
+    {"attention says another rank", "is_causal=true shift=1 :", "is_causal=true shift=2 :"},
+    {"own keys as another rank's", "sdpa %q, %k.from1_1, ", "sdpa %q, %k, "},
+    {"another rank's keys as the own", "sdpa %q, %k, %k axis=cp balanced=true is_causal=true shift=0",
+     "sdpa %q, %k, %k axis=cp balanced=true is_causal=true shift=3"},
+    {"a part of the keys is left out", "sdpa_merge %a.to1, %lse.to1, %a.of2, %lse.of2",
+     "sdpa_merge %a, %lse, %a.of2, %lse.of2"},
+    {"a part of the keys is seen twice", "sdpa_merge %a.to1, %lse.to1, %a.of2, %lse.of2",
+     "sdpa_merge %a.to1, %lse.to1, %a.of1, %lse.of1"},
+    {"attention by the sums of other keys", "sdpa_merge %a.to1, %lse.to1, %a.of2, %lse.of2",
+     "sdpa_merge %a.to1, %lse.to1, %a.of2, %lse.of1"},
+    {"attention to some keys is read", "aten.transpose.int %a.to3", "aten.transpose.int %a.to2"},
+    {"parts are added in place of merged",
+     "%a.to1, %lse.to1 = sdpa_merge %a, %lse, %a.of1, %lse.of1 : f32[2, 2, 2/cp, 2]{8, 2, 4, 1}, f32[2, 2, 2/cp]{4, 1, "
+     "2}",
+     "%lse.to1 = aten.add.Tensor %lse, %lse.of1 : f32[2, 2, 2/cp]{4, 1, 2}\n  %a.to1 = aten.add.Tensor %a, %a.of1 : "
+     "f32[2, 2, 2/cp, 2]{8, 2, 4, 1}"},
+    {"backward by the sums of some keys", "%a.to3, %lse.to3 axis=cp", "%a.to3, %lse.to2 axis=cp"},
+    {"a gradient is not sent home", "aten.add.Tensor %dk.flat, %dk.of1.home", "aten.add.Tensor %dk.flat, %dk.of1.flat"},
+    {"a gradient is sent to another rank", "permute %dk.of1.flat axis=cp shift=3", "permute %dk.of1.flat axis=cp shift=2"},
+    {"a gradient is left out", "= aten.permute %dq.to3 ", "= aten.permute %dq.to2 "},
+    {"a gradient is added twice", "aten.add.Tensor %dv.to1, %dv.of2.home", "aten.add.Tensor %dv.to1, %dv.of1.home"},
+    {"a gradient is counted twice", "aten.add.Tensor %dv.to1, %dv.of2.home", "aten.add.Tensor %dv.to1, %dv.of2.home alpha=2"},
+    {"the gradient of values as keys'", "aten.add.Tensor %dk.to1, %dk.of2.home", "aten.add.Tensor %dk.to1, %dv.of2.home"},
+    {"the type says all keys", "%k.from1 = permute %k.flat axis=cp shift=1 : f32[2, 2/cp, 2, 2]",
+     "%k.from1 = permute %k.flat axis=cp shift=1 : f32[2, 2, 2, 2]"},
+    {"another rank's positions", "balanced=true is_causal=true shift=1 :", "is_causal=true shift=1 :",
+     Mutant::By::Interpreter},
+};
+
+TEST_CASE("ring attention that is wrong in one place is refused, or means something else") {
+  constexpr int64_t kRanks = 4;
+  const std::string text = partitioned(kRanks, true);
+  for (const Mutant& mutant : kMutants) {
+    CAPTURE(mutant.what);
+    std::string wrong = text;
+    const size_t at = wrong.find(mutant.from);
+    REQUIRE(at != std::string::npos);
+    wrong.replace(at, std::string_view(mutant.from).size(), mutant.to);
+    const ir::Graph graph = ir::parse_or_throw(wrong);
+    CHECK((plan::verify_layouts(graph) != "") == (mutant.by == Mutant::By::Verifier));
+    if (mutant.by == Mutant::By::Interpreter) {
+      CHECK(ir::verify(graph).empty());
+      CHECK_FALSE(difference(graph, kRanks) < 1e-4);
+    }
+  }
+}
+
+TEST_CASE("ring attention: what another rank has is read by attention alone, and what all have is not sent round") {
+  const auto said = [](const std::string& ops) {
+    return plan::verify_layouts(ir::parse_or_throw(concat("graph mesh [cp=3] view local\n  %x = input name=x : f32[6, 4]\nfwd:\n",
+                                                          "  %own = own_part %x axis=cp dim=0 : f32[2/cp, 4]\n", ops)));
+  };
+  const std::string sent = "  %sent = permute %own axis=cp shift=1 : f32[2/cp, 4]\n";
+  CHECK(said(sent + "  %back = permute %sent axis=cp shift=2 : f32[2/cp, 4]\n  %y = aten.relu %back : f32[2/cp, 4]\n") == "");
+  CHECK(said(sent + "  %y = aten.relu %sent : f32[2/cp, 4]\n").find("the part of the rank 1 before, cut in dimension 0 is "
+                                                                   "read as if it were all") != std::string::npos);
+  CHECK(said(sent + "  %y = aten.add.Tensor %own, %sent : f32[2/cp, 4]\n").find("is added to what is") != std::string::npos);
+  CHECK(said(sent + "  %y = all_gather %sent axis=cp dim=0 : f32[6, 4]\n").find("read as if it were all") !=
+        std::string::npos);
+  CHECK(said("  %y = permute %x axis=cp shift=1 : f32[6, 4]\n").find("permute of what is whole") != std::string::npos);
+}
+
+// %q, %k of forward are cut in the sequence.
+TEST_CASE("attention that cannot go round is refused, with the cure") {
+  const auto expect = [](const char* from, const char* to, const char* why) {
+    std::string step = kStep;
+    const size_t at = step.find(from);
+    REQUIRE(at != std::string::npos);
+    step.replace(at, std::string_view(from).size(), to);
+    CHECK_THROWS_WITH_AS(partitioned(2, true, step), doctest::Contains(why), UserError);
+  };
+  expect("%k is_causal=true", "%k", "is not causal, so that keys and values cannot go round");
+  expect("%k is_causal=true", "%k dropout_p=0.1 is_causal=true",
+         "has dropout, so that keys and values cannot go round\n  expected causal attention of a sequence to itself, or "
+         "another ContextParallelOptions::rotate_method");
 }
 
 }  // namespace

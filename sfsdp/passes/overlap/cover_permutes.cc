@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "sfsdp/base/check.h"
@@ -61,29 +62,45 @@ Ops wait_group(const ir::Index& index, Op* wait) {
   }
 }
 
-}  // namespace
+// A permute, what is waited for of it, and what reads that.
+struct Permute {
+  Op *start, *reader;
+  Ops waited;
+};
 
-bool cover_permutes(ir::Graph& graph, PassContext& ctx) {
-  const ir::Index index(graph);
-  const Ops above = attention_above(index);
-  ir::Moves moves(graph);
+std::vector<Permute> find_permutes(const ir::Index& index) {
+  std::vector<Permute> permutes;
   for (size_t i = 0; i < index.size(); ++i) {
     Op* const start = index.at(i);
     if (!start->is("permute.start")) continue;
     Op* const wait = index.only_reader(start->result());
     SFSDP_CHECK(wait && ir::is_wait(*wait), "cover_permutes: %", start->result()->name(), " is not waited for");
-    if (Ops group = wait_group(index, wait); !group.empty()) {
-      Op* const reader = group.back();
-      group.pop_back();
-      if (reader->section == wait->section) moves.before(reader, group);
-    }
-    if (!above[i]) continue;
-    auto group = start_group(index, start, *above[i]);
-    if (!group) continue;
-    std::erase_if(*group, [&](const Op* op) { return moves.contains(op); });
-    moves.before(above[i], *group);
+    Ops waited = wait_group(index, wait);
+    if (waited.empty() || waited.back()->section != start->section) continue;
+    Op* const reader = waited.back();
+    waited.pop_back();
+    permutes.push_back({start, reader, std::move(waited)});
+  }
+  return permutes;
+}
+
+}  // namespace
+
+bool cover_permutes(ir::Graph& graph, PassContext& ctx) {
+  const ir::Index index(graph);
+  const Ops above = attention_above(index);
+  const std::vector<Permute> permutes = find_permutes(index);
+  ir::Moves moves(graph);
+  for (const Permute& permute : permutes) {  // starts before waits, where both stand before one attention
+    Op* const before = is_attention(*permute.reader) ? above[index.position(permute.reader)] : nullptr;
+    if (!before || index.position(before) > index.position(permute.start)) continue;
+    auto started = start_group(index, permute.start, *before);
+    if (!started) continue;
+    std::erase_if(*started, [&](const Op* op) { return moves.contains(op); });
+    moves.before(before, *started);
     ctx.metrics.add("started_early", 1);
   }
+  for (const Permute& permute : permutes) moves.before(permute.reader, permute.waited);
   return moves.apply();
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What:   starts each permute before the attention that stands above it, where it does not depend on that, and waits for it where it is
-//         first read.
+// What:   waits for each permute where what it brings is first read, and starts it one attention before the one that reads it, where it
+//         does not depend on that.
 // Why:    in ring attention the next rank's keys and values travel while attention to those of this one is computed; gradients travel
 //         home meanwhile too.
 // Needs:  split_collectives.

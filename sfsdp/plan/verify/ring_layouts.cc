@@ -27,14 +27,16 @@ Layout part_of(int64_t shift, Layout cut = kOwn) {
   return cut;
 }
 
-Layout one_term(Kind kind, int64_t shift, int64_t term) {
-  return {.kind = kind, .dim = 2, .shift = shift, .first = term, .last = term};
+//   of: which gradient, 0 to 2; -1: none
+Layout one_term(Kind kind, int64_t shift, int64_t term, int of = -1) {
+  return {.kind = kind, .dim = 2, .flat = of, .shift = shift, .first = term, .last = term};
 }
 
 // What is no longer some of the terms, as all are there, is the part itself.
 Layout settled(Layout layout, int64_t ranks) {
   if (layout.first != 0 || layout.last != ranks - 1) return layout;
   layout.first = layout.last = -1;
+  layout.flat = -1;
   return part_of(layout.shift, layout);
 }
 
@@ -74,8 +76,9 @@ RowLayouts attention(const Op& op, const std::vector<Layout>& operands) {
   }
   const Layout attended = one_term(Kind::Attended, 0, shift);
   if (!backward) return {{attended, attended}, ""};
-  const Layout of_keys = one_term(Kind::Terms, shift, shift);
-  return {{one_term(Kind::Terms, 0, shift), of_keys, of_keys}, ""};
+  return {{one_term(Kind::Terms, 0, shift, 0), one_term(Kind::Terms, shift, shift, 1),
+           one_term(Kind::Terms, shift, shift, 2)},
+          ""};
 }
 
 RowLayouts merged(const std::vector<Layout>& operands, int64_t ranks) {

@@ -303,7 +303,7 @@ std::string to_text(const Layout& layout) {
     case Kind::Rows: return concat("a rank's rows, in dimension ", layout.dim);
     case Kind::Passed: return concat("the part of the rank ", layout.shift, " before, cut in dimension ", layout.dim);
     case Kind::Terms:
-      return concat("terms ", layout.first, " to ", layout.last, " of the part of ",
+      return concat("terms ", layout.first, " to ", layout.last, " of gradient ", layout.flat, " of the part of ",
                     layout.shift == 0 ? "its own rank" : concat("the rank ", layout.shift, " before"));
     case Kind::Attended: return concat("attention to keys of ranks ", layout.first, " to ", layout.last, " before");
   }

@@ -25,7 +25,7 @@ struct Layout {
   };
   Kind kind = Kind::Whole;
   int64_t dim = -1;
-  int flat = -1;  // which buffer, or which offsets, of those that the checker knows
+  int flat = -1;  // which buffer, or which offsets, of those that the checker knows; which gradient the terms are of
   int64_t blocks = 1;
   int64_t shift = 0;
   int64_t first = -1, last = -1;
