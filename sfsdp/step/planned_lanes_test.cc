@@ -59,6 +59,8 @@ struct Form {
   bool gpt = false;
   bool half = false;
   bool mixture = false;  // of experts over ep, whose ranks are given the same batch; with further rounds
+  bool ring = false;     // over cp, whose ranks are given the same batch too
+  int64_t data_ranks() const { return mixture || ring ? 1 : mesh.world_size(); }
 };
 
 std::vector<Form> forms() {
@@ -76,7 +78,8 @@ std::vector<Form> forms() {
       {"stage 1", two, {.zero_stage = 1}, 2},
       {"stage 2", two, {.zero_stage = 2}, 2},
       {"bfloat16", two, {}, 1, false, true},
-      {"a mixture in rounds", init_device_mesh({{"ep", 2}}), {}, 2, false, false, true}};
+      {"a mixture in rounds", init_device_mesh({{"ep", 2}}), {}, 2, false, false, true},
+      {"a ring of attention", init_device_mesh({{"cp", 3}}), {}, 2, false, false, false, true}};
   return all;
 }
 
@@ -108,9 +111,9 @@ std::shared_ptr<Program> program_of(const Form& form, CompileOptions options) {
   options.micro_batches = form.micro_batches;
   options.seed = 7;
   options.notify = [](const std::string&) {};
-  const int64_t ranks = form.mixture ? 1 : form.mesh.world_size();
-  const Batch example = tokens(0, 0, kGlobalBatch / ranks / form.micro_batches);
-  const Strategy strategy = data_parallel(form.mesh, parallel, {}, {}, {.capacity = form.mixture ? 0.5 : 0});
+  const Batch example = tokens(0, 0, kGlobalBatch / form.data_ranks() / form.micro_batches);
+  const Strategy strategy = data_parallel(form.mesh, parallel, {}, {.rotate_method = RotateMethod::Ring},
+                                           {.capacity = form.mixture ? 0.5 : 0});
   if (form.mixture) return compile_program(meta_init(make_mixture), loss_of, kAdamW, example, strategy, options);
   if (form.gpt) return compile_program(meta_init(make_gpt), loss_of, kAdamW, example, strategy, options);
   return compile_program(meta_init(make_llama), loss_of, kAdamW, example, strategy, options);
@@ -118,8 +121,7 @@ std::shared_ptr<Program> program_of(const Form& form, CompileOptions options) {
 
 testing::Trained train(const Form& form, const std::shared_ptr<Program>& program) {
   return testing::train_on_ranks(program, 2, [&](int64_t step, int64_t rank) {
-    return form.mixture ? testing::micro_batches_of(step, 0, 1, form.micro_batches)
-                        : testing::micro_batches_of(step, rank, form.mesh.world_size(), form.micro_batches);
+    return testing::micro_batches_of(step, form.data_ranks() == 1 ? 0 : rank, form.data_ranks(), form.micro_batches);
   });
 }
 

@@ -183,6 +183,24 @@ TEST_CASE("plan machine: a Llama that tp cuts, vocabulary too, is what the inter
     }
 }
 
+TEST_CASE("plan machine: a Llama whose attention goes round cp is what the interpreter computes") {
+  const auto make = [] { return models::Llama3(llama_args()); };
+  for (const auto mode : {passes::RematMode::None, passes::RematMode::Full}) {
+    CAPTURE(static_cast<int>(mode));
+    CompileOptions options;
+    options.max_norm = 1.0;
+    options.pipeline.remat.mode = mode;
+    const Strategy strategy =
+        data_parallel(init_device_mesh({{"cp", 3}}), {}, {}, {.rotate_method = RotateMethod::Ring});
+    const auto batch = [](int64_t rows) -> Batch {
+      return {tokens(0, 0, rows, 6)[0].remainder(kVocabulary), tokens(0, 0, rows, 6)[1].remainder(kVocabulary)};
+    };
+    const auto program = compile_program(meta_init(make), loss_of, kAdamW, batch(1), strategy, options);
+    CHECK(run_on_machine(program->first()) == "");
+    CHECK(run_on_machine(program->evaluation(batch(1))) == "");
+  }
+}
+
 TEST_CASE("plan machine: batch norm and dropout, whose state goes on between micro-batches") {
   const auto rows = [](int64_t n) -> Batch {
     return {at::arange(n * 4, at::kFloat).sin().view({n, 4}), at::arange(n).remainder(4)};

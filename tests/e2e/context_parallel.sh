@@ -15,12 +15,14 @@ run 2 cp "${axis[@]}" --training.local_batch_size 4
 run 2 sockets "${axis[@]}" --training.local_batch_size 4 --comm.shared_memory false
 run 2 ranges "${axis[@]}" --training.local_batch_size 4 --parallelism.context_parallel_load_balancer none
 run 2 heads "${axis[@]}" --training.local_batch_size 4 --parallelism.context_parallel_rotate_method alltoall
+run 2 ring "${axis[@]}" --training.local_batch_size 4 --parallelism.context_parallel_rotate_method ring
+run 2 ring_by_sockets "${axis[@]}" --training.local_batch_size 4 --parallelism.context_parallel_rotate_method ring --comm.shared_memory false
 run 2 reference "${axis[@]}" --training.local_batch_size 4 --exec.executor reference
 run 4 fsdp "${axis[@]}" --training.local_batch_size 2
 run 4 tensor "${axis[@]}" --training.local_batch_size 4 --parallelism.tensor_parallel_degree 2
 run 4 micro_batches "${axis[@]}" --training.local_batch_size 1 --training.global_batch_size 4
 move_between_meshes 4
-expect_losses_of_one cp sockets ranges heads reference fsdp tensor micro_batches moved
+expect_losses_of_one cp sockets ranges heads ring ring_by_sockets reference fsdp tensor micro_batches moved
 
 # What a plan says: parameters are sharded over cp too, and attention is that of a part of the queries.
 inspect() { $sfsdp inspect --config configs/llama3_debug.toml --training.seq_len 32 --model.args.n_layers 2 "$@"; }
@@ -29,6 +31,8 @@ import json, sys
 r = json.load(sys.stdin)
 assert r["mesh"] == "[dp_shard=2, cp=2]", r["mesh"]
 '
+plan=$($sfsdp plan --config configs/llama3_debug.toml --mesh dp_shard=2,cp=2 --parallelism.context_parallel_rotate_method ring --explain layers.0)
+grep -q "permute of" <<<"$plan"
 
 # Degrees and lengths that do not fit are told with the cure.
 expect "--parallelism.context_parallel_degree 2" --parallelism.context_parallel_degree 3
