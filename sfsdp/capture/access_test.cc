@@ -277,8 +277,6 @@ constexpr const char* kOwnOps[] = {
     "%o1 = as_summand %x axis=a : f32[6, 4]",
     "%ends = full value=3 : i32[2]\n  %o1 = own_rows %x, %ends axis=a dim=0 : f32[6, 4] rows0(a)",
     "%ends = full value=3 : i32[2]\n  %o1 = spread_rows %x, %ends axis=a dim=0 : f32[6, 4]",
-    "%o1, %o2 = sdpa %q, %q, %q, none axis=a is_causal=true shift=0 : f32[2, 4, 3, 8]{96, 8, 32, 1}, "
-    "f32[2, 4, 3]{12, 1, 4}",
     "%o1, %o2 = sdpa_merge %q, %lse, %o, %lse : f32[2, 4, 3, 8]{96, 8, 32, 1}, f32[2, 4, 3]{12, 1, 4}",
     "%ends = full value=3 : i32[2]\n  %o1 = own_ends %ends axis=a : i32[2]",
     "%o1 = reorder %x dim=0 order=[2, 0, 1] : f32[6, 4]",

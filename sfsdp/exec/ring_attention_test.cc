@@ -46,16 +46,17 @@ ir::Graph graph_of(const Case& c, int64_t shift) {
   const std::string attrs =
       concat(c.documents ? "%d" : "none", " axis=cp", c.own ? " attention_kernel=sfsdp.flash" : "",
              c.balanced ? " balanced=true" : "", c.documents ? " documents=true" : "", " is_causal=true shift=", shift);
-  const std::string sent =
-      shift == 0 ? "" : concat("  %sent = permute %k axis=cp shift=", shift, " : ", k, "\n  %home = permute %dk axis=cp shift=",
-                               c.ranks - shift, " : ", k, "\n");
-  ir::Graph graph = ir::parse_or_throw(concat(
-      "graph mesh [cp=", c.ranks, "] view local\n  %q = input name=q : ", q, "\n  %k = input name=k : ", k,
-      "\n  %oa = input name=oa : ", o, "\n  %la = input name=la : ", l, "\n  %oo = input name=oo : ", q,
-      "\n  %dk = input name=dk : ", k, "\n  %d = input name=d : i64[", c.batch, ", ", c.length,
-      "]\nfwd:\n  %o, %l = sdpa %q, %k, %k, ", attrs, " : ", q, ", ", l, "\n  %m, %n = sdpa_merge %oa, %la, %o, %l : ", o,
-      ", ", l, "\n", sent, "  %x, %y, %z = sdpa_backward %q, %q, %k, %k, %oo, %la, ", attrs, " : ", q, ", ", k, ", ", k,
-      "\n"));
+  const std::string sent = shift == 0
+                               ? ""
+                               : concat("  %sent = permute %k axis=cp shift=", shift, " : ", k,
+                                        "\n  %home = permute %dk axis=cp shift=", c.ranks - shift, " : ", k, "\n");
+  ir::Graph graph = ir::parse_or_throw(
+      concat("graph mesh [cp=", c.ranks, "] view local\n  %q = input name=q : ", q, "\n  %k = input name=k : ", k,
+             "\n  %oa = input name=oa : ", o, "\n  %la = input name=la : ", l, "\n  %oo = input name=oo : ", q,
+             "\n  %dk = input name=dk : ", k, "\n  %d = input name=d : i64[", c.batch, ", ", c.length,
+             "]\nfwd:\n  %o, %l = sdpa %q, %k, %k, ", attrs, " : ", q, ", ", l,
+             "\n  %m, %n = sdpa_merge %oa, %la, %o, %l : ", o, ", ", l, "\n", sent,
+             "  %x, %y, %z = sdpa_backward %q, %q, %k, %k, %oo, %la, ", attrs, " : ", q, ", ", k, ", ", k, "\n"));
   ir::verify_or_throw(graph);
   return graph;
 }
@@ -133,8 +134,8 @@ int64_t go_round(const Case& c, const Tensors& in, const Tensor& documents, cons
   Tensors grads;
   for (int64_t shift = 0; shift < c.ranks; ++shift) {
     const ir::Graph& graph = graphs[static_cast<size_t>(shift)];
-    const Tensors part = compute(graph, "x", groups, {own[3], own[0], from(shift, 1), from(shift, 2),
-                                                      out.to(c.dtype), sums, documents});
+    const Tensors part =
+        compute(graph, "x", groups, {own[3], own[0], from(shift, 1), from(shift, 2), out.to(c.dtype), sums, documents});
     for (size_t i = 0; i < 3; ++i) {
       const Tensor home = i == 0 || shift == 0 ? part[i] : compute(graph, "home", groups, {part[i]})[0];
       if (shift == 0)
@@ -144,7 +145,8 @@ int64_t go_round(const Case& c, const Tensors& in, const Tensor& documents, cons
     }
   }
   std::lock_guard lock(mutex);
-  CHECK((sums.to(at::kDouble) - part_of(c, exact.sums, rank)).abs().max().item<double>() < (c.dtype == at::kDouble ? 1e-12 : 2e-3));
+  CHECK((sums.to(at::kDouble) - part_of(c, exact.sums, rank)).abs().max().item<double>() <
+        (c.dtype == at::kDouble ? 1e-12 : 2e-3));
   CHECK(error_of(out, part_of(c, exact.out, rank)) < most);
   CHECK(error_of(grads[0], part_of(c, exact.dq, rank)) < 1.5 * most);
   CHECK(error_of(grads[1], part_of(c, exact.dk, rank)) < 1.5 * most);
@@ -181,7 +183,8 @@ void expect_whole(const Case& c) {
     CHECK(hidden[static_cast<size_t>(rank)] == (c.ranks - 1 - rank) * (c.balanced ? rows / 2 : rows));
 }
 
-TEST_CASE("attention to one rank's keys after the other, merged, is attention of the whole: results and all gradients") {
+TEST_CASE(
+    "attention to one rank's keys after the other, merged, is attention of the whole: results and all gradients") {
   for (const int64_t ranks : {2, 3, 4})
     for (const bool balanced : {false, true}) {
       for (const auto dtype : {at::kFloat, at::kBFloat16})

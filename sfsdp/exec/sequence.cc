@@ -97,7 +97,7 @@ Tensors attention_of_part(const KernelContext& c) {
   const auto [out, log_sum] = at::_scaled_dot_product_flash_attention_for_cpu(
       in[0], in[1], in[2], ir::number_of(c.op, "dropout_p", 0), /*is_causal=*/false, mask_of(seen, in[0].options()),
       scale_of(c.op));
-  if (c.op.has_attr("shift")) {  // LibTorch divides by the sum of nothing
+  if (c.op.has_attr("shift")) {                                    // LibTorch divides by the sum of nothing
     const Tensor none = seen.any(-1).logical_not_().unsqueeze(1);  // [B or 1, 1, Q]
     log_sum.masked_fill_(none, kMinusInfinity);
     out.masked_fill_(none.unsqueeze(-1), 0);
@@ -122,8 +122,8 @@ Tensors merge_attention(const KernelContext& c) {
   const Tensor of_a = lse_a.sub(base).exp_(), of_b = lse_b.sub(base).exp_(), sum = of_a.add(of_b);
   const Tensor by = sum.masked_fill(sum.eq(0), 1);
   const Tensor share_a = of_a.div_(by).unsqueeze(-1), share_b = of_b.div_(by).unsqueeze(-1);
-  const Tensor out = c.operands[0].to(lse_a.scalar_type()).mul(share_a).addcmul_(
-      c.operands[2].to(lse_a.scalar_type()), share_b);
+  const Tensor out =
+      c.operands[0].to(lse_a.scalar_type()).mul(share_a).addcmul_(c.operands[2].to(lse_a.scalar_type()), share_b);
   const Tensor log_sum = sum.log().add_(base);
   return laid_out(c.op, Tensors{out.to(capture::scalar_type_of(c.op.result(0)->type().dtype)), log_sum});
 }

@@ -74,7 +74,8 @@ void run(const Attention& attention, int64_t begin, int64_t end, bool backward) 
 bool can_attend(const AttentionShape& s) {
   return (s.dtype == ir::DType::f32 || s.dtype == ir::DType::bf16) && s.width % 16 == 0 && s.width >= 16 &&
          s.width <= kMaxWidth && s.batch > 0 && s.groups > 0 && s.heads % s.groups == 0 && s.queries > 0 &&
-         s.keys > 0 && (s.is_part ? s.causal && s.queries <= s.keys && (s.length == 0 || s.keys <= s.length)
+         s.keys > 0 &&
+         (s.is_part ? s.causal && s.queries <= s.keys && (s.length == 0 || s.keys <= s.length)
                     : s.length == 0 && (!s.causal || s.queries == s.keys)) &&
          s.scale > 0;
 }

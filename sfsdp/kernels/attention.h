@@ -20,7 +20,7 @@ struct AttentionShape {
   float scale = 1;      // of the scores, above 0
   ir::DType dtype = ir::DType::f32;
   bool is_part = false;  // Attention::positions says where the queries stand; else query i stands at i
-  // Of the sequence in which Attention::key_positions says where the keys stand; 0: they are all of it, and key i stands at i.
+  // How long the sequence is in which Attention::key_positions says where the keys stand; 0: they are all of it, and key i stands at i.
   int64_t length = 0;
   int64_t positions() const { return length > 0 ? length : keys; }
 };
@@ -49,7 +49,7 @@ struct Attention {
   Rows log_sum;    // of each query: the logarithm of the sum of exp(scale · score)
   Heads grad_out;  // backward alone, as query, as are the next three
   Heads grad_query, grad_key, grad_value;
-  ir::PositionRun positions[2] = {};  // of a part's queries, one run after the other; the second may be empty
+  ir::PositionRun positions[2] = {};      // of a part's queries, one run after the other; the second may be empty
   ir::PositionRun key_positions[2] = {};  // the same of keys, with shape.length
 };
 

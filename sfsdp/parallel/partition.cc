@@ -171,7 +171,9 @@ class Partitioner {
     for (const size_t k : {keys, keys + 1}) report_move("permute", *op.operands[k], &op);
     for (size_t r = 0; r < made.size(); ++r) {
       instead_[op.results()[r].get()] = made[r];
-      if (keys == 2 && r > 0) report_move("permute", *op.results()[r], made[r]->producer());
+      if (keys == 1 || r == 0) continue;
+      report_move("permute", *op.results()[r], &op);
+      report_.moves.back().reader = "the rank of these keys";
     }
   }
 

@@ -37,11 +37,7 @@ Operands operands_of(const Op& op) {
 class Ring {
  public:
   Ring(ir::Builder& build, Op& op, const MeshAxis& axis, Placements& placements)
-      : op_(op),
-        axis_(axis),
-        placements_(placements),
-        at_(operands_of(op)),
-        place_(build.after(&op).like(op)) {}
+      : op_(op), axis_(axis), placements_(placements), at_(operands_of(op)), place_(build.after(&op).like(op)) {}
 
   std::vector<Value*> forward() {
     Value *o = op_.result(0), *lse = op_.result(1);
@@ -49,9 +45,9 @@ class Ring {
       const Op& part = attention(shift);
       const bool last = shift + 1 == axis_.size;
       const ir::Type type = last ? op_.result(0)->type() : ir::with_dtype(op_.result(0)->type(), lse->type().dtype);
-      const Op* both = place_.op("sdpa_merge", {o, lse, part.result(0), part.result(1)},
-                                 {{named(op_.result(0), ".to", shift), type},
-                                  {named(op_.result(1), ".to", shift), op_.result(1)->type()}});
+      const Op* both = place_.op(
+          "sdpa_merge", {o, lse, part.result(0), part.result(1)},
+          {{named(op_.result(0), ".to", shift), type}, {named(op_.result(1), ".to", shift), op_.result(1)->type()}});
       o = own(both->result(0));
       lse = own(both->result(1));
     }
@@ -126,8 +122,7 @@ class Ring {
     for (const size_t k : {at_.key, at_.value})
       operands[k] = pass_on(place_, operands[k], axis_, kOwn, shift, named(operands[k], ".from", shift), placements_);
     std::vector<ir::Graph::NewResult> results;
-    for (const auto& result : op_.results())
-      results.push_back({named(result.get(), ".of", shift), result->type()});
+    for (const auto& result : op_.results()) results.push_back({named(result.get(), ".of", shift), result->type()});
     Op* made = place_.again(op_, operands, results);
     made->attrs["shift"] = shift;
     made->bwd_of = op_.bwd_of;

@@ -23,8 +23,8 @@ namespace sfsdp::parallel {
 std::optional<OpCut> ring_cut_of(const ir::Op& op, const std::vector<ir::Placement>& operands);
 
 // Makes of `op`, whose operands lie as ring_cut_of says, attention to the rank's own keys, and puts after it, for each rank before in
-// turn: two permutes of keys and values, attention to them, and what adds that up. Of backward also two permutes that bring gradients
-// home. All in float32 or wider until the end.
+// turn: two permutes of keys and values, attention to them, and what adds that up. Backward has two more permutes, which bring
+// gradients home. All in float32 or wider until the end.
 //   op:      of the whole's sizes; its operands are those that lie so
 //   returns: what readers read in place of each result
 std::vector<ir::Value*> make_ring(ir::Builder& build, ir::Op& op, const MeshAxis& axis,

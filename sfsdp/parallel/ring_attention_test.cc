@@ -45,8 +45,7 @@ double difference(const ir::Graph& parts, int64_t ranks) {
   const ir::interp::RunOptions exact = {.rounding = ir::interp::Rounding::None};
   const auto given = ir::interp::seeded_inputs(whole, 7);
   const auto expected = ir::interp::run(whole, given, exact).ranks[0];
-  const auto got =
-      ir::interp::run(parts, std::vector<ir::interp::Inputs>(static_cast<size_t>(ranks), given[0]), exact);
+  const auto got = ir::interp::run(parts, std::vector<ir::interp::Inputs>(static_cast<size_t>(ranks), given[0]), exact);
   double most = 0;
   const auto compare = [&](const Array& a, const Array& b) {
     REQUIRE(a.data.size() == b.data.size());
@@ -112,15 +111,18 @@ const std::vector<Mutant> kMutants = {
      "f32[2, 2, 2/cp, 2]{8, 2, 4, 1}"},
     {"backward by the sums of some keys", "%a.to3, %lse.to3 axis=cp", "%a.to3, %lse.to2 axis=cp"},
     {"a gradient is not sent home", "aten.add.Tensor %dk.flat, %dk.of1.home", "aten.add.Tensor %dk.flat, %dk.of1.flat"},
-    {"a gradient is sent to another rank", "permute %dk.of1.flat axis=cp shift=3", "permute %dk.of1.flat axis=cp shift=2"},
+    {"a gradient is sent to another rank", "permute %dk.of1.flat axis=cp shift=3",
+     "permute %dk.of1.flat axis=cp shift=2"},
     {"a gradient is left out", "= aten.permute %dq.to3 ", "= aten.permute %dq.to2 "},
     {"a gradient is added twice", "aten.add.Tensor %dv.to1, %dv.of2.home", "aten.add.Tensor %dv.to1, %dv.of1.home"},
-    {"a gradient is counted twice", "aten.add.Tensor %dv.to1, %dv.of2.home", "aten.add.Tensor %dv.to1, %dv.of2.home alpha=2"},
-    {"the gradient of values as keys'", "aten.add.Tensor %dk.to1, %dk.of2.home", "aten.add.Tensor %dk.to1, %dv.of2.home"},
+    {"a gradient is counted twice", "aten.add.Tensor %dv.to1, %dv.of2.home",
+     "aten.add.Tensor %dv.to1, %dv.of2.home alpha=2"},
+    {"the gradient of values as keys'", "aten.add.Tensor %dk.to1, %dk.of2.home",
+     "aten.add.Tensor %dk.to1, %dv.of2.home"},
     {"the type says all keys", "%k.from1 = permute %k.flat axis=cp shift=1 : f32[2, 2/cp, 2, 2]",
      "%k.from1 = permute %k.flat axis=cp shift=1 : f32[2, 2, 2, 2]"},
-    {"another rank's positions", "balanced=true is_causal=true shift=1 :", "is_causal=true shift=1 :",
-     Mutant::By::Interpreter},
+    {"another rank's positions",
+     "balanced=true is_causal=true shift=1 :", "is_causal=true shift=1 :", Mutant::By::Interpreter},
 };
 
 TEST_CASE("ring attention that is wrong in one place is refused, or means something else") {
@@ -143,14 +145,18 @@ TEST_CASE("ring attention that is wrong in one place is refused, or means someth
 
 TEST_CASE("ring attention: what another rank has is read by attention alone, and what all have is not sent round") {
   const auto said = [](const std::string& ops) {
-    return plan::verify_layouts(ir::parse_or_throw(concat("graph mesh [cp=3] view local\n  %x = input name=x : f32[6, 4]\nfwd:\n",
-                                                          "  %own = own_part %x axis=cp dim=0 : f32[2/cp, 4]\n", ops)));
+    return plan::verify_layouts(
+        ir::parse_or_throw(concat("graph mesh [cp=3] view local\n  %x = input name=x : f32[6, 4]\nfwd:\n",
+                                  "  %own = own_part %x axis=cp dim=0 : f32[2/cp, 4]\n", ops)));
   };
   const std::string sent = "  %sent = permute %own axis=cp shift=1 : f32[2/cp, 4]\n";
-  CHECK(said(sent + "  %back = permute %sent axis=cp shift=2 : f32[2/cp, 4]\n  %y = aten.relu %back : f32[2/cp, 4]\n") == "");
-  CHECK(said(sent + "  %y = aten.relu %sent : f32[2/cp, 4]\n").find("the part of the rank 1 before, cut in dimension 0 is "
-                                                                   "read as if it were all") != std::string::npos);
-  CHECK(said(sent + "  %y = aten.add.Tensor %own, %sent : f32[2/cp, 4]\n").find("is added to what is") != std::string::npos);
+  CHECK(said(sent +
+             "  %back = permute %sent axis=cp shift=2 : f32[2/cp, 4]\n  %y = aten.relu %back : f32[2/cp, 4]\n") == "");
+  CHECK(said(sent + "  %y = aten.relu %sent : f32[2/cp, 4]\n")
+            .find("the part of the rank 1 before, cut in dimension 0 is "
+                  "read as if it were all") != std::string::npos);
+  CHECK(said(sent + "  %y = aten.add.Tensor %own, %sent : f32[2/cp, 4]\n").find("is added to what is") !=
+        std::string::npos);
   CHECK(said(sent + "  %y = all_gather %sent axis=cp dim=0 : f32[6, 4]\n").find("read as if it were all") !=
         std::string::npos);
   CHECK(said("  %y = permute %x axis=cp shift=1 : f32[6, 4]\n").find("permute of what is whole") != std::string::npos);
@@ -166,9 +172,10 @@ TEST_CASE("attention that cannot go round is refused, with the cure") {
     CHECK_THROWS_WITH_AS(partitioned(2, true, step), doctest::Contains(why), UserError);
   };
   expect("%k is_causal=true", "%k", "is not causal, so that keys and values cannot go round");
-  expect("%k is_causal=true", "%k dropout_p=0.1 is_causal=true",
-         "has dropout, so that keys and values cannot go round\n  expected causal attention of a sequence to itself, or "
-         "another ContextParallelOptions::rotate_method");
+  expect(
+      "%k is_causal=true", "%k dropout_p=0.1 is_causal=true",
+      "has dropout, so that keys and values cannot go round\n  expected causal attention of a sequence to itself, or "
+      "another ContextParallelOptions::rotate_method");
 }
 
 }  // namespace

@@ -173,7 +173,7 @@ void set_order(PipelineOptions& options, const std::string& name) {
 }
 
 std::vector<std::string> overlap_passes() {
-  return {"split_collectives", "cover_exchanges", "cover_permutes",    "gather_once",
+  return {"split_collectives", "cover_exchanges", "cover_permutes",   "gather_once",
           "prefetch_gathers",  "sink_waits",      "early_all_reduces"};
 }
 

@@ -72,7 +72,7 @@ TEST_CASE("simulation: what goes round a ring of attention that takes longer tha
   }
 }
 
-// Of keys and values, and of their gradients, a rank has its own and those that come and go, in place of all eight ranks'.
+// A rank has its own keys and values, and their gradients, and those that come and go, in place of all eight ranks'.
 TEST_CASE("plan: a ring never has the keys and values of all ranks, nor their gradients") {
   const auto planned = [](RotateMethod method) {
     return plan::make_plan(by(method), {.target = cost::target_of(cost::load_machine("dgx_h100"))});

@@ -113,7 +113,7 @@ std::shared_ptr<Program> program_of(const Form& form, CompileOptions options) {
   options.notify = [](const std::string&) {};
   const Batch example = tokens(0, 0, kGlobalBatch / form.data_ranks() / form.micro_batches);
   const Strategy strategy = data_parallel(form.mesh, parallel, {}, {.rotate_method = RotateMethod::Ring},
-                                           {.capacity = form.mixture ? 0.5 : 0});
+                                          {.capacity = form.mixture ? 0.5 : 0});
   if (form.mixture) return compile_program(meta_init(make_mixture), loss_of, kAdamW, example, strategy, options);
   if (form.gpt) return compile_program(meta_init(make_gpt), loss_of, kAdamW, example, strategy, options);
   return compile_program(meta_init(make_llama), loss_of, kAdamW, example, strategy, options);

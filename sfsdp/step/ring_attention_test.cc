@@ -145,7 +145,8 @@ TEST_CASE("ring attention: a block sends permutes alone, one of k and one of v t
 }
 
 // What forward has merged is kept, as attention is: backward sends no more than without.
-TEST_CASE("ring attention: where ops are computed again that cost little, attention is not, and no part of it is kept") {
+TEST_CASE(
+    "ring attention: where ops are computed again that cost little, attention is not, and no part of it is kept") {
   const auto program = compiled(3, passes::RematMode::Op);
   const auto variant = program->first();
   CHECK(testing::collectives_by_block(variant->graph, "cp").at("layers.1") == "8 bwd permute, 4 fwd permute");

@@ -13,8 +13,8 @@
 namespace sfsdp::train {
 namespace {
 
-constexpr std::array<std::string_view, 7> kCollectives = {
-    "all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "all_to_all_v", "permute"};
+constexpr std::array<std::string_view, 7> kCollectives = {"all_gather", "reduce_scatter", "all_reduce", "broadcast",
+                                                          "all_to_all", "all_to_all_v",   "permute"};
 
 }  // namespace
 

@@ -212,7 +212,7 @@ void rule_rope(RuleContext& context) {
 
 namespace {
 
-// Of the sequence of which operand `keys` has the keys, all of them or those of one rank.
+// How long the sequence is of which operand `keys` has the keys, all of them or those of one rank.
 int64_t sequence_length(RuleContext& context, size_t keys) {
   const int64_t own = context.tensor(keys, 4).shape()[2];
   return context.op.has_attr("axis") && context.op.has_attr("shift") ? own * context.ranks() : own;
@@ -259,10 +259,10 @@ void check_part(RuleContext& context, size_t mask, size_t query) {
     context.stop("has axis= and a mask", "expected none, or documents=true");
   const int64_t rows = context.tensor(query, 4).shape()[2], length = sequence_length(context, query + 1);
   if (rows == 0 || length % ranks != 0 || length / ranks != rows)
-    context.stop(concat("has ", rows, " queries and ", context.operand(query + 1).shape()[2], " keys over ", ranks,
-                        " ranks"),
-                 of_one_rank ? "expected as many keys as queries: those of one rank"
-                             : "expected as many keys as all ranks have queries together");
+    context.stop(
+        concat("has ", rows, " queries and ", context.operand(query + 1).shape()[2], " keys over ", ranks, " ranks"),
+        of_one_rank ? "expected as many keys as queries: those of one rank"
+                    : "expected as many keys as all ranks have queries together");
   if (balanced && rows % 2 != 0)
     context.stop(concat("has balanced=true and ", rows, " queries"),
                  "expected an even number: a rank has two equal chunks of the sequence");
@@ -290,7 +290,8 @@ void rule_sdpa_merge(RuleContext& context) {
   context.expect_shape(rows, lse, "lse");
   context.expect_shape(o.shape(), context.operand(2), "the other part");
   context.expect_shape(rows, context.operand(3), "its lse");
-  for (const size_t i : {1, 3}) context.expect_dtype(wide(context.operand(i - 1).dtype), context.operand(i).dtype, "lse");
+  for (const size_t i : {1, 3})
+    context.expect_dtype(wide(context.operand(i - 1).dtype), context.operand(i).dtype, "lse");
   context.expect_dtype(lse.dtype, wide(context.result(0).dtype), "lse");
   context.expect(0, context.result(0).dtype, o.shape());
   context.expect(1, lse.dtype, rows);

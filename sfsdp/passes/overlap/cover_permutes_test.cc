@@ -10,7 +10,8 @@ namespace {
 using testing::expect_pass;
 using testing::expect_unchanged;
 
-TEST_CASE("cover_permutes: keys start one attention early, with their copy; gradients are waited for after the next one") {
+TEST_CASE(
+    "cover_permutes: keys start one attention early, with their copy; gradients are waited for after the next one") {
   expect_pass("cover_permutes", R"(
     graph mesh [cp=3] view local
       %x = input name=x : f32[1, 2, 6, 4]

@@ -87,8 +87,7 @@ RowLayouts merged(const std::vector<Layout>& operands, int64_t ranks) {
   if (operands[0] != operands[1] || operands[2] != operands[3])
     return refused("attention meets the sums of other keys");
   const auto both = joined(operands[0], operands[2], ranks);
-  if (!both)
-    return refused(concat("what is ", to_text(operands[0]), " is merged with what is ", to_text(operands[2])));
+  if (!both) return refused(concat("what is ", to_text(operands[0]), " is merged with what is ", to_text(operands[2])));
   return {{*both, *both}, ""};
 }
 

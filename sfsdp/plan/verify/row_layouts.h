@@ -19,8 +19,8 @@ struct Layout {
     Summand,  // the sum over the axis is the value
     Flat,     // a buffer of parts of several kinds
     Rows,  // of dimension `dim` a rank has a range in front, as offsets in memory say; what stands after it is nothing
-    Passed,    // cut, and the part is that of the rank `shift` before, around the axis's end
-    Terms,     // terms `first` to `last` of such a part, or with no shift of the rank's own, which is the sum of one for each rank
+    Passed,  // cut, and the part is that of the rank `shift` before, around the axis's end
+    Terms,  // terms `first` to `last` of such a part, or with no shift of the rank's own, which is the sum of one for each rank
     Attended,  // attention of the rank's part of the queries to the keys of the ranks `first` to `last` before
   };
   Kind kind = Kind::Whole;

@@ -446,7 +446,7 @@ struct Attention {
     return scores;
   }
   Softmax weights(size_t r, const Array* given) const { return softmax(scores(r, given)); }
-  // Of backward: where the keys are some of those that the query has seen, by the sum over all of them.
+  // In backward, where the keys are some of those that the query has seen: by the sum over all of them.
   Softmax weights(size_t r, const Array* given, const Array& log_sums) const {
     if (!c.op.has_attr("shift")) return weights(r, given);
     Softmax s{scores(r, given), log_sums.data[r]};

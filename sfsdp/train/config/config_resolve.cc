@@ -224,7 +224,7 @@ std::vector<ParamGroup> param_groups_of(const Optimizer& config) {
 ContextParallelOptions context_parallel_of(const JobConfig& config) {
   const Parallelism& p = config.parallelism;
   const RotateMethod method = p.context_parallel_rotate_method == "alltoall" ? RotateMethod::AllToAll
-                              : p.context_parallel_rotate_method == "ring"     ? RotateMethod::Ring
+                              : p.context_parallel_rotate_method == "ring"   ? RotateMethod::Ring
                               : p.context_parallel_rotate_method == "auto"   ? RotateMethod::Auto
                                                                              : RotateMethod::AllGather;
   return {.load_balance = p.context_parallel_load_balancer == "headtail", .rotate_method = method};
