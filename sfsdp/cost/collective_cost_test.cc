@@ -83,6 +83,21 @@ TEST_CASE("collective cost: of an all_to_all the part of each rank goes straight
   CHECK(collective_seconds("all_to_all", 8e6, {1, 1}, m) == 0);
 }
 
+// All of the bytes, over one link: inside a node, or where some ranks' neighbours are in another one the network's.
+TEST_CASE("collective cost: of a permute all goes to one rank, however many there are") {
+  const Machine m = small_machine();
+  for (const int64_t ranks : {2, 8}) {
+    CHECK(collective_cost("permute", 8e6, {ranks, 1}, m).node == doctest::Approx(8e6 / 100));
+    CHECK(collective_cost("permute", 8e6, {ranks, 1}, m).network == 0);
+  }
+  for (const GroupShape& group : {GroupShape{16, 1}, GroupShape{4, 8}}) {
+    CHECK(collective_cost("permute", 8e6, group, m).network == doctest::Approx(8e6 / 10));
+    CHECK(collective_cost("permute", 8e6, group, m).node == 0);
+  }
+  CHECK(collective_cost("permute", 8e6, {16, 1}, m).latency == collective_cost("permute", 8e6, {64, 1}, m).latency);
+  CHECK(collective_seconds("permute", 8e6, {1, 1}, m) == 0);
+}
+
 TEST_CASE("collective cost: small ones take LL's latency and half of the bandwidth") {
   const Machine m = small_machine();
   CHECK(collective_seconds("all_gather", 8, {8, 1}, m) ==

@@ -128,6 +128,22 @@ TEST_CASE("attention of a part: each query sees the keys up to its position, of 
   expect_numbers(documents.count, {1, 3, 2, 2, 3, 1});
 }
 
+TEST_CASE("attention to one rank's keys: what does not fit the axis is refused, forward and backward") {
+  const auto refused = [](const std::string& text, const std::string& part) {
+    testing::expect_diagnostic(text, concat("sdpa %o ", part));
+    testing::expect_diagnostic(text, concat("sdpa_backward %gq ", part));
+  };
+  verify_or_throw(parse_or_throw(step(2, 4, 4, "axis=cp balanced=true is_causal=true shift=1")));
+  refused(step(2, 4, 4, "axis=cp is_causal=true shift=2"), "has shift=2 over 2 ranks");
+  refused(step(2, 4, 4, "axis=cp is_causal=true shift=-1"), "has shift=-1 over 2 ranks");
+  refused(step(2, 4, 8, "axis=cp is_causal=true shift=1"), "has 4 queries and 8 keys over 2 ranks");
+  refused(step(1, 4, 4, "is_causal=true shift=1"), "has shift=");
+  refused(step(2, 4, 4, "axis=cp shift=1"), "has axis= without is_causal=true");
+  refused(step(2, 4, 4, "axis=cp is_causal=true shift=1", "%m"), "has axis= and a mask");
+  // Documents of one rank's keys, where those of the sequence are needed.
+  testing::expect_diagnostic(step(2, 4, 4, "axis=cp documents=true is_causal=true shift=1", "%d"), "the documents");
+}
+
 TEST_CASE("attention of a part: what does not fit the axis is refused, forward and backward") {
   const auto refused = [](const std::string& text, const std::string& part) {
     testing::expect_diagnostic(text, concat("sdpa %o ", part));

@@ -290,6 +290,11 @@ TEST_CASE("pad, narrow, view, pack, broadcast, scalar and constant keep to their
   expect("%y = all_to_all %x axis=a split=0 join=2 : f32[3, 8]", "expected two dimensions");
   expect("%y = all_to_all %x axis=a split=0 : f32[3, 8]", "needs join=");
   expect("%y = all_to_all %x axis=b split=0 join=1 : f32[3, 8]", "axis");
+  expect("%y = permute %x axis=a shift=1 : f32[6, 4]", "");
+  expect("%y = permute %x axis=a shift=2 : f32[6, 4]", "expected 1 to 1");
+  expect("%y = permute %x axis=a shift=0 : f32[6, 4]", "expected 1 to 1");
+  expect("%y = permute %x axis=a shift=1 : f32[3, 4]", "expected");
+  expect("%y = permute %x axis=a : f32[6, 4]", "needs shift=");
   expect("%y = scalar value=3 : f32[]", "");
   expect("%y = scalar : f32[]", "needs value=");
   expect("%y = constant index=0 : f32[7]", "");

@@ -3,10 +3,12 @@
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "sfsdp/ir/opset.h"
 #include "sfsdp/plan/verify/layouts.h"
 #include "sfsdp/step/step.h"
 #include "sfsdp/testing/block_collectives.h"
@@ -141,6 +143,30 @@ TEST_CASE("ring attention: a block sends permutes alone, one of k and one of v t
     const auto counts = testing::collectives_by_block(variant->graph, "cp");
     for (const char* block : {"layers.0", "layers.1"})
       CHECK(counts.at(block) == concat(4 * (ranks - 1), " bwd permute, ", 2 * (ranks - 1), " fwd permute"));
+  }
+}
+
+// All that travels does so under attention, but for the gradients of the last rank's keys, which nothing is computed after.
+TEST_CASE(
+    "ring attention: each permute is in flight during one attention, and only those of the last gradients during "
+    "none") {
+  for (const int64_t ranks : {2, 3, 4}) {
+    const auto program = compiled(ranks, passes::RematMode::None);
+    const auto variant = program->first();
+    std::map<std::string, std::map<int64_t, int64_t>> permutes;  // by block and how many ops of attention
+    std::map<const ir::Value*, int64_t> started;
+    int64_t attention = 0;
+    for (const auto& op : variant->graph.ops()) {
+      if (op->is("sdpa", "sdpa_backward")) ++attention;
+      if (op->is("permute.start")) started[op->result()] = attention;
+      if (op->is("wait") && started.contains(op->operands[0]))
+        ++permutes[std::string(ir::block_of(op->module_path))][attention - started.at(op->operands[0])];
+    }
+    REQUIRE(permutes.size() == 2);
+    for (const auto& [block, counts] : permutes) {
+      CAPTURE(block);
+      CHECK(counts == std::map<int64_t, int64_t>{{0, 2}, {1, 6 * (ranks - 1) - 2}});
+    }
   }
 }
 

@@ -33,6 +33,9 @@ bool fills(const ir::Op& op) {
          is_one_of(base_name(op), {"full", "full_like", "new_full", "fill", "scalar_tensor", "masked_fill", "where"});
 }
 
+// A query that sees none of one rank's keys has -inf for the logarithm of their sum.
+bool may_see_no_key(const ir::Op& op) { return op.is("sdpa") && op.has_attr("shift"); }
+
 // A rank's rows of experts stand in front of memory that products leave as it was. What is not finite in the rows is seen where they
 // come together again.
 bool holds_rows_before_garbage(const ir::Op& op) {
@@ -68,7 +71,7 @@ NonFiniteWatch::NonFiniteWatch(const ir::Graph& graph) {
 void NonFiniteWatch::see(const ir::Op& op, std::span<const std::optional<ValueCounts>> results) {
   const int64_t number = seen_++;
   if (fault_ || leaves_garbage(op)) return;
-  unsigned allowed = fills(op) ? kPlus | kMinus : 0;
+  unsigned allowed = fills(op) ? kPlus | kMinus : may_see_no_key(op) ? unsigned{kMinus} : 0;
   for (const ir::Value* operand : op.operands)
     if (const auto found = intended_.find(operand); found != intended_.end()) allowed |= found->second;
   for (size_t i = 0; i < results.size(); ++i) {

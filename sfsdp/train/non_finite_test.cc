@@ -5,8 +5,10 @@
 
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 
+#include "sfsdp/base/check.h"
 #include "sfsdp/ir/parser.h"
 
 namespace sfsdp::train {
@@ -67,6 +69,25 @@ TEST_CASE("infinities of a mask, results that nobody reads and memory that nobod
   CHECK(fault_of(graph, {{"masked", kMinusInf}})->value->name() == "masked");                  // not asked for
   CHECK(fault_of(graph, {{"mask", kMinusInf}, {"masked", kMinusInf}, {"p", kNan}})->value->name() == "p");
   CHECK(fault_of(graph, {{"garbage", kNan}, {"held", kNan}})->value->name() == "held");
+}
+
+// A query may see none of one rank's keys, and sees one of all.
+TEST_CASE("a sum over no keys is no fault where attention is to one rank's alone; a nan is") {
+  for (const bool of_one_rank : {true, false}) {
+    const ir::Graph graph =
+        ir::parse_or_throw(concat("graph mesh [cp=2] view local\n  %q = input name=q : f32[1, 2, 4, 4]\nfwd:\n",
+                                  "  %o, %l = sdpa %q, %q, %q is_causal=true", of_one_rank ? " axis=cp shift=1" : "",
+                                  " : f32[1, 2, 4, 4], f32[1, 2, 4]\n  return %o, %l\n"));
+    const auto fault = [&](const ValueCounts& sums) {
+      NonFiniteWatch watch(graph);
+      const std::optional<ValueCounts> results[] = {ValueCounts{.numel = 4}, sums};
+      for (const auto& op : graph.ops()) watch.see(*op, std::span(results).first(op->results().size()));
+      return watch.fault().has_value();
+    };
+    CHECK(fault(kMinusInf) != of_one_rank);
+    CHECK(fault(kInf));
+    CHECK(fault(kNan));
+  }
 }
 
 // A product leaves what stands after a rank's rows as it was; what is sent back is of rows alone.

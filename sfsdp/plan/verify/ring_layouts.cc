@@ -56,6 +56,7 @@ std::optional<Layout> joined(const Layout& a, const Layout& b, int64_t ranks) {
 }
 
 RowLayouts permuted(const Op& op, const Layout& before, int64_t ranks) {
+  if (ir::axes_of(op)->size() != 1) return refused("parts are sent round several axes");
   if (before.kind != Kind::Cut && before.kind != Kind::Passed && before.kind != Kind::Terms)
     return refused(concat("permute of what is ", to_text(before)));
   Layout after = before;
