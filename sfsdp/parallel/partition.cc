@@ -165,6 +165,7 @@ class Partitioner {
     }
   }
 
+  // Keys and values go round, the gradients of both home.
   void send_round(Op& op) {
     const std::vector<Value*> made = make_ring(build_, op, axis_, *context_, placements_);
     const size_t keys = op.is("sdpa_backward") ? 2 : 1;

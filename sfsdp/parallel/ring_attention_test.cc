@@ -40,8 +40,8 @@ std::string partitioned(int64_t ranks, bool balanced, const std::string& step = 
 }
 
 // The largest difference of what any rank returns and carries on from what the whole step does.
-double difference(const ir::Graph& parts, int64_t ranks) {
-  const ir::Graph whole = ir::parse_or_throw(kStep);
+double difference(const ir::Graph& parts, int64_t ranks, const std::string& step = kStep) {
+  const ir::Graph whole = ir::parse_or_throw(step);
   const ir::interp::RunOptions exact = {.rounding = ir::interp::Rounding::None};
   const auto given = ir::interp::seeded_inputs(whole, 7);
   const auto expected = ir::interp::run(whole, given, exact).ranks[0];
@@ -72,6 +72,26 @@ TEST_CASE("ring attention: a step means on each rank what it means as a whole, i
       CHECK(plan::verify_layouts(graph) == "");
       CHECK(difference(graph, ranks) < 1e-11);
     }
+}
+
+std::string replaced(std::string text, std::string_view from, std::string_view to) {
+  const size_t at = text.find(from);
+  REQUIRE(at != std::string::npos);
+  return text.replace(at, from.size(), to);
+}
+
+// All ranks have which document each token of the sequence is in.
+TEST_CASE("ring attention: within documents too") {
+  std::string step = replaced(kStep, "  %t = input name=t", "  %d = input name=d : i64[2, 8]\n  %t = input name=t");
+  step = replaced(step, "sdpa %q, %k, %k is_causal=true", "sdpa %q, %k, %k, %d documents=true is_causal=true");
+  step = replaced(step, "%a, %lse is_causal=true", "%a, %lse, %d documents=true is_causal=true");
+  for (const int64_t ranks : {2, 4}) {
+    const ir::Graph graph = ir::parse_or_throw(partitioned(ranks, true, step));
+    CHECK(ir::verify(graph).empty());
+    CHECK(plan::verify_layouts(graph) == "");
+    CHECK(difference(graph, ranks, step) < 1e-11);
+    CHECK(difference(graph, ranks) > 1e-4);
+  }
 }
 
 // Each rank is sent the keys and values of each other, forward and backward, and sends gradients of both home.
@@ -130,11 +150,7 @@ TEST_CASE("ring attention that is wrong in one place is refused, or means someth
   const std::string text = partitioned(kRanks, true);
   for (const Mutant& mutant : kMutants) {
     CAPTURE(mutant.what);
-    std::string wrong = text;
-    const size_t at = wrong.find(mutant.from);
-    REQUIRE(at != std::string::npos);
-    wrong.replace(at, std::string_view(mutant.from).size(), mutant.to);
-    const ir::Graph graph = ir::parse_or_throw(wrong);
+    const ir::Graph graph = ir::parse_or_throw(replaced(text, mutant.from, mutant.to));
     CHECK((plan::verify_layouts(graph) != "") == (mutant.by == Mutant::By::Verifier));
     if (mutant.by == Mutant::By::Interpreter) {
       CHECK(ir::verify(graph).empty());
@@ -165,11 +181,7 @@ TEST_CASE("ring attention: what another rank has is read by attention alone, and
 // %q, %k of forward are cut in the sequence.
 TEST_CASE("attention that cannot go round is refused, with the cure") {
   const auto expect = [](const char* from, const char* to, const char* why) {
-    std::string step = kStep;
-    const size_t at = step.find(from);
-    REQUIRE(at != std::string::npos);
-    step.replace(at, std::string_view(from).size(), to);
-    CHECK_THROWS_WITH_AS(partitioned(2, true, step), doctest::Contains(why), UserError);
+    CHECK_THROWS_WITH_AS(partitioned(2, true, replaced(kStep, from, to)), doctest::Contains(why), UserError);
   };
   expect("%k is_causal=true", "%k", "is not causal, so that keys and values cannot go round");
   expect(
