@@ -90,7 +90,6 @@ TEST_CASE("ring attention: within documents too") {
     CHECK(ir::verify(graph).empty());
     CHECK(plan::verify_layouts(graph) == "");
     CHECK(difference(graph, ranks, step) < 1e-11);
-    CHECK(difference(graph, ranks) > 1e-4);
   }
 }
 

@@ -14,7 +14,7 @@
 namespace sfsdp::passes {
 namespace {
 
-using ir::Op, ir::Value;
+using ir::Op;
 using Ops = std::vector<Op*>;
 
 // A view or a copy, which goes with what it brings into form.
