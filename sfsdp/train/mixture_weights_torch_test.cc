@@ -7,6 +7,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <fstream>
 #include <map>
@@ -14,6 +15,8 @@
 #include <set>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/half.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/models/loss.h"
 #include "sfsdp/models/registry.h"
@@ -78,7 +81,13 @@ std::map<std::string, at::Tensor> initial_weights(const Fixture& fixture) {
   return all;
 }
 
-// f32 alone.
+std::string dtype_name(at::ScalarType dtype) {
+  if (dtype == at::kFloat8_e4m3fn) return "F8_E4M3";
+  if (dtype == at::kBFloat16) return "BF16";
+  SFSDP_CHECK(dtype == at::kFloat, dtype);
+  return "F32";
+}
+
 std::string safetensors(const std::map<std::string, at::Tensor>& tensors) {
   std::string header, data;
   for (const auto& [name, value] : tensors) {
@@ -87,8 +96,8 @@ std::string safetensors(const std::map<std::string, at::Tensor>& tensors) {
     data.append(static_cast<const char*>(packed.const_data_ptr()), packed.nbytes());
     std::vector<std::string> sizes;
     for (const int64_t size : packed.sizes()) sizes.push_back(std::to_string(size));
-    header += concat(header.empty() ? "{" : ",", "\"", name, "\":{\"dtype\":\"F32\",\"shape\":[", join(sizes, ","),
-                     "],\"data_offsets\":[", begin, ",", data.size(), "]}");
+    header += concat(header.empty() ? "{" : ",", "\"", name, "\":{\"dtype\":\"", dtype_name(packed.scalar_type()),
+                     "\",\"shape\":[", join(sizes, ","), "],\"data_offsets\":[", begin, ",", data.size(), "]}");
   }
   header += "}";
   const uint64_t length = header.size();
@@ -103,6 +112,7 @@ struct Run {
   DeviceMesh mesh;
   int64_t micro_batches = 1;
   DataParallelOptions options = {};
+  TensorParallel tensor = {};
 };
 
 std::shared_ptr<Program> program_of(const Fixture& fixture, const Run& run, bool keep_gradients) {
@@ -120,13 +130,14 @@ std::shared_ptr<Program> program_of(const Fixture& fixture, const Run& run, bool
     adamw.beta1 = 0;
     options.max_norm = 0;
   }
-  const int64_t rows = t.global_batch_size / run.mesh.world_size() / run.micro_batches;
+  const Strategy strategy = data_parallel(run.mesh, run.options, run.tensor);
+  const int64_t rows = t.global_batch_size / strategy.data_ranks() / run.micro_batches;
   return std::make_shared<Program>(
       model.module,
       [forward = model.forward](const Batch& b) -> LossValue {
         return {models::cross_entropy(forward(b[0], {}), b[1]), {}};
       },
-      adamw, batch_of(fixture, 1, 0, rows), data_parallel(run.mesh, run.options), options);
+      adamw, batch_of(fixture, 1, 0, rows), strategy, options);
 }
 
 std::vector<Batch> batches_of(const Fixture& fixture, const Run& run, int64_t step, int64_t rank) {
@@ -234,6 +245,125 @@ TEST_CASE("DeepSeek-V3 is written as it was read, an expert a tensor, by several
     const HfConfig again = read_hf_config(out);
     CHECK((again.args == fixture.config.args));
   }
+}
+
+TEST_CASE("float8 and exponents of two are what LibTorch reads in their 256 patterns of bits") {
+  at::Tensor bits = at::arange(256, at::kByte);
+  const at::Tensor e4m3 = bits.view(at::kFloat8_e4m3fn).to(at::kFloat);
+  const at::Tensor e8m0 = bits.view(at::kFloat8_e8m0fnu).to(at::kFloat);
+  for (int64_t i = 0; i < 256; ++i) {
+    CAPTURE(i);
+    const auto x = static_cast<uint8_t>(i);
+    const float number = e4m3[i].item<float>(), scale = e8m0[i].item<float>();
+    CHECK(std::isnan(from_f8e4m3(x)) == std::isnan(number));
+    if (!std::isnan(number)) CHECK(std::bit_cast<uint32_t>(from_f8e4m3(x)) == std::bit_cast<uint32_t>(number));
+    CHECK(std::isnan(from_f8e8m0(x)) == std::isnan(scale));
+    if (!std::isnan(scale)) CHECK(from_f8e8m0(x) == scale);
+  }
+}
+
+constexpr int64_t kBlockRows = 8, kBlockColumns = 12;
+
+struct Float8Folder {
+  std::map<std::string, at::Tensor> stored, numbers;  // by name; what the files hold, and what they stand for
+};
+
+// Matrices of the layers as DeepSeek-V3's own folder has them; all else stays as it is. LibTorch quantises, and reads.
+Float8Folder in_float8(const std::map<std::string, at::Tensor>& weights, at::ScalarType scales) {
+  Float8Folder out;
+  for (const auto& [name, value] : weights) {
+    out.stored[name] = out.numbers[name] = value;
+    if (value.dim() != 2 || !name.starts_with("model.layers.") || name.ends_with("mlp.gate.weight")) continue;
+    const int64_t rows = (value.size(0) + kBlockRows - 1) / kBlockRows;
+    const int64_t columns = (value.size(1) + kBlockColumns - 1) / kBlockColumns;
+    const at::Tensor scale =
+        (at::arange(rows * columns).view({rows, columns}).to(at::kFloat) * 0.37 + 1).div(1000).to(scales);
+    const at::Tensor each = scale.to(at::kFloat)
+                                .repeat_interleave(kBlockRows, 0)
+                                .repeat_interleave(kBlockColumns, 1)
+                                .narrow(0, 0, value.size(0))
+                                .narrow(1, 0, value.size(1));
+    out.stored[name] = (value / each).clamp(-448, 448).to(at::kFloat8_e4m3fn);
+    out.stored[name + "_scale_inv"] = scale;
+    out.numbers[name] = out.stored[name].to(at::kFloat) * each;
+  }
+  return out;
+}
+
+const std::vector<TensorParallelRule> kRules = {
+    {"*.wq|wq_b|wkv_b", Shard(0)}, {"*.wo", Shard(1)}, {"*.experts.w1|w3", Shard(1)},      {"*.experts.w2", Shard(2)},
+    {"*.w1|w3", Shard(0)},         {"*.w2", Shard(1)}, {"tok_embeddings|output", Shard(0)}};
+
+TEST_CASE("DeepSeek-V3 in float8 with a scale a block fills any mesh with the numbers that LibTorch makes of it") {
+  Fixture fixture = testing::read_fixture("deepseek_v3");
+  fixture.config.weight_block = {kBlockRows, kBlockColumns};
+  const TensorParallel cut = tensor_parallel(kRules);
+  const Run runs[] = {{init_device_mesh({{"dp_shard", 1}})},
+                      {init_device_mesh({{"dp_shard", 3}}), 1, {.layout = ParameterLayout::Dim0}},
+                      {init_device_mesh({{"dp_shard", 4}})},
+                      {init_device_mesh({{"tp", 2}}), 1, {}, cut},
+                      {init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), 1, {}, cut},
+                      {init_device_mesh({{"dp_shard", 2}, {"ep", 2}})}};
+  for (const at::ScalarType scales : {at::kFloat, at::kBFloat16}) {
+    const Float8Folder weights = in_float8(initial_weights(fixture), scales);
+    const testing::TemporaryFolder folder;
+    write(folder / "model.safetensors", safetensors(weights.stored));
+    const auto checkpoint = SafetensorsCheckpoint::open(folder.path());
+    for (const Run& run : runs) {
+      CAPTURE(to_string(run.mesh));
+      const auto program = program_of(fixture, run, false);
+      std::mutex mutex;
+      testing::run_ranks(static_cast<int>(run.mesh.world_size()), [&](comm::CommWorld& world) {
+        Step step(program, &world);
+        load_hf_weights(step, checkpoint, fixture.config);
+        size_t compared = 0;
+        for (const StoredTensor& t : step.program().tensors()) {
+          if (t.source < 0 || !is_in_files(t.name)) continue;
+          for (const auto& [name, got] : by_hf_name(t.name, step.gather(t.name), fixture.config)) {
+            const std::lock_guard lock(mutex);
+            CAPTURE(name);
+            CHECK(at::equal(got, weights.numbers.at(name)));
+            ++compared;
+          }
+        }
+        const std::lock_guard lock(mutex);
+        CHECK(compared == weights.numbers.size());
+      });
+    }
+  }
+}
+
+TEST_CASE("DeepSeek-V3 in float8: a missing scale, a scale too many and a number that is none are told by name") {
+  Fixture fixture = testing::read_fixture("deepseek_v3");
+  const Float8Folder weights = in_float8(initial_weights(fixture), at::kFloat);
+  const std::string expert = "model.layers.2.mlp.experts.5.down_proj.weight", scale = expert + "_scale_inv";
+  const auto refusal = [&](const std::map<std::string, at::Tensor>& stored) {
+    const testing::TemporaryFolder folder;
+    write(folder / "model.safetensors", safetensors(stored));
+    Step step(program_of(fixture, {init_device_mesh({{"dp_shard", 1}})}, false), nullptr);
+    try {
+      load_hf_weights(step, SafetensorsCheckpoint::open(folder.path()), fixture.config);
+    } catch (const UserError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(refusal(weights.stored).find("expected F16, BF16, F32 or F64") !=
+        std::string::npos);  // no blocks in the config
+  fixture.config.weight_block = {kBlockRows, kBlockColumns};
+  CHECK(refusal(weights.stored).empty());
+  auto stored = weights.stored;
+  stored.erase(scale);
+  CHECK(refusal(stored).find("tensor " + expert + " has dtype F8_E4M3 and no scales") != std::string::npos);
+  stored = weights.stored;
+  stored[expert] = weights.numbers.at(expert);
+  CHECK(refusal(stored).find("1 tensor that the model of config.json has not: \"" + scale + "\"") != std::string::npos);
+  stored = weights.stored;
+  stored[expert] =
+      stored[expert].view(at::kByte).clone().index_fill(1, at::tensor({3}, at::kLong), 0x7f).view(at::kFloat8_e4m3fn);
+  CHECK(refusal(stored).find(concat("tensor ", expert,
+                                    " holds infinite values or no numbers, the first of them element 3",
+                                    " of layers.2.moe.experts.w2")) != std::string::npos);
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "sfsdp/train/checkpoint/left_out.h"
 #include "sfsdp/train/checkpoint/stretch_reader.h"
 #include "sfsdp/train/weights/archive_values.h"
+#include "sfsdp/train/weights/block_scales.h"
 #include "sfsdp/train/weights/float_convert.h"
 #include "sfsdp/train/weights/hf_config.h"
 #include "sfsdp/train/weights/hf_copy.h"
@@ -43,16 +44,15 @@ ReadElements of_archive(const std::string& path) {
 }
 
 // Elements `box` of one tensor of the folder, or of a slice, which has that shape here.
-void read_tensor(const SafetensorsCheckpoint& files, const HfTensor& place, const StoredTensor& t,
-                 const std::vector<int64_t>& shape, const plan::Box& box, std::span<std::byte> out) {
+void read_tensor(const SafetensorsCheckpoint& files, const HfConfig& config, const HfTensor& place,
+                 const StoredTensor& t, const std::vector<int64_t>& shape, const plan::Box& box,
+                 std::span<std::byte> out) {
   const TensorView* view = files.find(place.hf_name);
   if (!view && !place.other_name.empty()) view = files.find(place.other_name);
-  if (!view || view->shape != hf_shape_of(place, shape) || !view->dtype || !is_weight_dtype(*view->dtype))
-    not_there(files.dir(), t);
+  if (!view || view->shape != hf_shape_of(place, shape)) not_there(files.dir(), t);
+  const HfNumbers numbers = numbers_of(*view, find_scales(files, *view, config), config);
   std::array<std::byte, 65536> staging;
-  copy_from_hf(
-      place, shape, box, [&](uint64_t first, std::span<std::byte> bytes) { view->read(first, bytes); }, *view->dtype,
-      staging, out, t.dtype);
+  copy_from_hf(place, shape, box, numbers.read, numbers.dtype, staging, out, t.dtype);
 }
 
 ReadElements of_hf_folder(const std::string& path) {
@@ -63,12 +63,12 @@ ReadElements of_hf_folder(const std::string& path) {
     if (!place || !is_weight_dtype(t.dtype)) not_there(files->dir(), t);
     const int64_t element = ir::size_in_bytes(t.dtype);
     const plan::Box box = plan::whole_box(t.shape, {begin, static_cast<int64_t>(out.size()) / element});
-    if (place->slices == 0) return read_tensor(*files, *place, t, t.shape, box, out);
+    if (place->slices == 0) return read_tensor(*files, *config, *place, t, t.shape, box, out);
     int64_t slice = 0;
     for (const HfTensor& one : tensors_of(*place)) {
       const SlicePart part = part_of_slice(box, slice++);
       if (part.range.length > 0)
-        read_tensor(*files, one, t, {t.shape.begin() + 1, t.shape.end()}, part.box,
+        read_tensor(*files, *config, one, t, {t.shape.begin() + 1, t.shape.end()}, part.box,
                     out.subspan(static_cast<size_t>((part.range.offset - begin) * element),
                                 static_cast<size_t>(part.range.length * element)));
     }

@@ -409,7 +409,7 @@ void read_gpt2(const Section& top, HfConfig& config) {
   args["tied"] = top.flag("tie_word_embeddings", true);  // the default of this class
   args["bias"] = true;
   args["rope"] = false;
-  config.notices = gpt2_notices(top);
+  for (std::string& notice : gpt2_notices(top)) config.notices.push_back(std::move(notice));
 }
 
 // transformers 4 says torch_dtype, 5 says dtype.
@@ -422,6 +422,40 @@ std::string read_dtype(const Section& top) {
   if (!name.empty() && name != "float32" && name != "bfloat16" && name != "float16" && name != "float64")
     top.refuse(new_name ? "dtype" : "torch_dtype", quote_safe(name), "float32, bfloat16, float16 or float64");
   return name;
+}
+
+int64_t size_of_block(const Section& section, const JsonValue& size) {
+  const auto* number = size.as<uint64_t>();
+  if (!number || *number < 1 || *number > static_cast<uint64_t>(kMaxSize))
+    section.refuse("weight_block_size", "[.. " + describe(size) + " ..]", concat("integers from 1 to ", kMaxSize));
+  return static_cast<int64_t>(*number);
+}
+
+// float8 in blocks of a matrix, as DeepSeek-V3 has them. Which weights are, each tensor's dtype says.
+void read_quantization(const Section& top, HfConfig& config) {
+  const JsonValue* object = top.find("quantization_config");
+  if (!object) return;
+  const Section section(*object, top.file(), "quantization_config.");
+  const auto method = section.find_text("quant_method");
+  if (method != "fp8")
+    section.refuse("quant_method", method ? quote_safe(*method) : "missing", "\"fp8\"; no other is supported");
+  section.must_be_text("fmt", "e4m3");
+  section.must_be_text("activation_scheme", "dynamic");
+  if (const auto scales = section.find_text("scale_fmt"); scales && *scales != "ue8m0" && *scales != "float")
+    section.refuse("scale_fmt", quote_safe(*scales), "\"ue8m0\" or \"float\"; no other is supported");
+  const JsonValue* size = section.find("weight_block_size");
+  const auto* sizes = size ? size->as<JsonArray>() : nullptr;
+  if (!sizes || sizes->size() != 2)
+    section.refuse("weight_block_size", size ? describe(*size) : "missing",
+                   "[rows, columns] of a block that has one scale; no other scales are supported");
+  for (const char* key : {"modules_to_not_convert", "ignored_layers", "dequantize"}) section.find(key);
+  for (const auto& [key, value] : section.members())
+    if (!section.was_asked_for(key) && !value.as<JsonNull>())
+      section.refuse(quote_safe(key), describe(value), "only keys of float8 in blocks");
+  config.weight_block = {size_of_block(section, (*sizes)[0]), size_of_block(section, (*sizes)[1])};
+  config.notices.push_back(
+      concat(top.file(), ": quantization_config: weights in float8 are read as the numbers that they stand for;",
+             " nothing is computed in float8, and an export has none"));
 }
 
 std::string read_architecture(const Section& top) {
@@ -518,8 +552,7 @@ HfConfig hf_config_of(const JsonValue& document, const std::string& file) {
   const Section top(document, file, "");
   HfConfig config;
   config.architecture = read_architecture(top);
-  if (const JsonValue* quantized = top.find("quantization_config"))
-    top.refuse("quantization_config", describe(*quantized), "none: quantised weights are not supported");
+  read_quantization(top, config);
   config.dtype = read_dtype(top);
   if (config.architecture == kGpt2) read_gpt2(top, config);
   if (config.architecture == kDeepSeekV3) read_deepseek_v3(top, config);

@@ -24,6 +24,11 @@ namespace sfsdp::train {
 // For "deepseek_v3" (DeepseekV3ForCausalLM): all of models::DeepSeekV3Args, those of YaRN if yarn is true.
 // For "gpt" (GPT2LMHeadModel):
 //   int64_t dim n_layers n_heads vocab_size max_positions; double norm_eps; bool tied, bias (always), rope (never)
+// What of a matrix has one scale, where weights are stored in float8.
+struct WeightBlock {
+  int64_t rows = 0, columns = 0;
+};
+
 struct HfConfig {
   using Value = std::variant<bool, int64_t, double, std::string>;
   std::string architecture;  // "Qwen3ForCausalLM"
@@ -31,8 +36,9 @@ struct HfConfig {
   std::map<std::string, Value> args;
   // Tokens that attention sees, of a layer that does not see all. Our models see all, which is the same up to this length.
   std::optional<int64_t> sliding_window;
-  std::string dtype;                 // of the saved weights: "bfloat16"; "" if the file does not say
-  std::vector<std::string> notices;  // what the file asks for and is not done, a line each
+  std::optional<WeightBlock> weight_block;  // as quantization_config has it; none: no weight is quantised
+  std::string dtype;                        // of the saved weights: "bfloat16"; "" if the file does not say
+  std::vector<std::string> notices;         // what the file asks for and is not done, a line each
 
   // The key must be there, of this type.
   int64_t integer(const std::string& key) const;

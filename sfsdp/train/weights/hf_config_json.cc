@@ -271,6 +271,7 @@ std::string hf_config_json(const HfConfig& config, ir::DType dtype, int64_t max_
   out.set("architectures", "[" + json_quoted(config.architecture) + "]");
   out.set_text("model_type", model_types().at(config.architecture));
   out.remove("dtype");
+  out.remove("quantization_config");  // what is written are the numbers themselves
   out.set_text("torch_dtype", name_of(dtype));
   if (config.model == "gpt")
     write_gpt(config, out);

@@ -111,6 +111,17 @@ TEST_CASE("hf_config_json: other keys of the config it came from are kept, those
   CHECK(describe(*parse_json(other, "c").find("max_position_embeddings")) == "512");
 }
 
+TEST_CASE("hf_config_json: an export of what was read from float8 is not said to be quantised") {
+  const std::string base = R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
+ "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64, "rms_norm_eps": 1e-05, "rope_theta": 100.0,
+ "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}})";
+  const HfConfig config = parse_hf_config(base, "config.json");
+  CHECK(config.weight_block);
+  const std::string written = hf_config_json(config, ir::DType::bf16, 64, base);
+  CHECK(written.find("quantization_config") == std::string::npos);
+  CHECK_FALSE(parse_hf_config(written, "written").weight_block);
+}
+
 TEST_CASE("hf_config_json: Mistral's window is always written, as its class has one where the key is missing") {
   HfConfig config = hf_config_of_model("llama3", llama_args(false, false, false), kSources);
   config.architecture = "MistralForCausalLM";

@@ -277,7 +277,7 @@ TEST_CASE("hf_config: what our models do not compute is refused, saying what is 
       {kLlama4, "\"rms_norm_eps\": 1e-05,", "", "rms_norm_eps = missing"},
       {kLlama4, "\"bfloat16\"", "\"int4\"", "float32, bfloat16"},
       {kLlama4, "\"torch_dtype\"", "\"dtype\": \"float32\", \"torch_dtype\"", "the same as dtype"},
-      {kLlama4, "\"use_cache\": true", "\"quantization_config\": {}", "quantization_config"},
+      {kLlama4, "\"use_cache\": true", "\"quantization_config\": {}", "quantization_config.quant_method = missing"},
       {kLlama4, "\"vocab_size\": 128256}", "\"vocab_size\": 128256", "invalid JSON"},
       {kGpt2, "\"gelu_new\"", "\"relu\"", "gelu_new"},
       {kGpt2, "\"n_ctx\"", "\"n_inner\": 1000, \"n_ctx\"", "3072"},
@@ -305,6 +305,44 @@ TEST_CASE("hf_config: what Mistral and Qwen may ask for and our model does not c
       {kMistral, "\"sliding_window\": 4096", "\"sliding_window\": 0", "from 1"},
       {kMistral, "\"num_key_value_heads\": 8,", "", "num_key_value_heads = missing"},
       {kMistral, "\"use_cache\": true", "\"quantization_config\": {\"bits\": 4}", "quantization_config"},
+  });
+}
+
+// As published with DeepSeek-V3, V3.1 and Qwen3's FP8 folders.
+const std::string kFloat8 = R"("quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3",
+  "quant_method": "fp8", "weight_block_size": [128, 64]})";
+
+TEST_CASE("hf_config: float8 in blocks is read, and said") {
+  const auto read = [](const std::string& quantization) {
+    return parse_hf_config(with(kLlama4, "\"use_cache\": true", quantization), "dir/config.json");
+  };
+  const HfConfig config = read(kFloat8);
+  REQUIRE(config.weight_block);
+  CHECK(config.weight_block->rows == 128);
+  CHECK(config.weight_block->columns == 64);
+  REQUIRE(config.notices.size() == 1);
+  CHECK(contains(config.notices[0], "dir/config.json: quantization_config: "));
+  CHECK(read(with(kFloat8, "\"fmt\"", "\"scale_fmt\": \"ue8m0\", \"fmt\"")).weight_block);
+  CHECK(read(with(kFloat8, "\"fmt\"", "\"modules_to_not_convert\": [\"lm_head\"], \"fmt\"")).weight_block);
+  CHECK_FALSE(read("\"quantization_config\": null").weight_block);
+  CHECK_FALSE(parse_hf_config(kLlama4, "dir/config.json").weight_block);
+}
+
+TEST_CASE("hf_config: other quantised weights are refused by name") {
+  const std::string base = with(kLlama4, "\"use_cache\": true", kFloat8);
+  expect_refused({
+      {base, "\"fp8\"", "\"awq\"", "quantization_config.quant_method = \"awq\"\n  expected \"fp8\""},
+      {base, "\"e4m3\"", "\"e5m2\"", "quantization_config.fmt = \"e5m2\"\n  expected \"e4m3\""},
+      {base, "\"dynamic\"", "\"static\"", "quantization_config.activation_scheme = \"static\""},
+      {base, "\"fmt\"", "\"scale_fmt\": \"e5m0\", \"fmt\"", "quantization_config.scale_fmt = \"e5m0\""},
+      {base, ", \"weight_block_size\": [128, 64]", "", "quantization_config.weight_block_size = missing"},
+      {base, "[128, 64]", "[128]", "[rows, columns] of a block"},
+      {base, "[128, 64]", "128", "[rows, columns] of a block"},
+      {base, "[128, 64]", "[128, 0]", "integers from 1"},
+      {base, "[128, 64]", "[-1, 64]", "integers from 1"},
+      {base, "[128, 64]", "[128, 99999999999]", "integers from 1"},
+      {base, "\"fmt\"", "\"bits\": 8, \"fmt\"", "quantization_config.\"bits\" = 8"},
+      {kLlama4, "\"use_cache\": true", "\"quantization_config\": [1]", "quantization_config"},
   });
 }
 

@@ -18,6 +18,7 @@
 #include "sfsdp/plan/common_runs.h"
 #include "sfsdp/step/holders.h"
 #include "sfsdp/train/weights/adapter_names.h"
+#include "sfsdp/train/weights/block_scales.h"
 #include "sfsdp/train/weights/float_convert.h"
 #include "sfsdp/train/weights/hf_config_json.h"
 #include "sfsdp/train/weights/hf_copy.h"
@@ -27,29 +28,19 @@
 namespace sfsdp::train {
 namespace {
 
-// Anything else would be cast: quantised weights without their scales are numbers, but not these parameters.
-void expect_floating(const TensorView& view, const std::string& file) {
-  if (!view.dtype || !is_weight_dtype(*view.dtype))
-    throw UserError(
-        concat(file, ": tensor ", view.name, " has dtype ", view.dtype_name,
-               "\n  expected F16, BF16, F32 or F64, as the parameter is of floating point; quantised weights"
-               " are not supported, save the model as bfloat16 or float32"));
-}
-
 // On all threads of this rank, each its part of what the rank has of a tensor of that shape. Returns how many values became
 // infinite in our dtype.
-int64_t copy_on_threads(const TensorView& view, const HfTensor& place, const std::vector<int64_t>& shape,
+int64_t copy_on_threads(const HfNumbers& numbers, const HfTensor& place, const std::vector<int64_t>& shape,
                         const plan::Box& box, std::span<std::byte> mine, ir::DType dtype) {
   constexpr int64_t kLeast = 1 << 18;  // elements: what a thread costs is 1 % of copying these
   constexpr size_t kStaging = 256 << 10;
   const int64_t element = ir::size_in_bytes(dtype);
-  const auto read = [&](uint64_t first, std::span<std::byte> out) { view.read(first, out); };
   std::atomic<int64_t> lost = 0;
   at::parallel_for(0, box.flat.length, kLeast, [&](int64_t begin, int64_t end) {
     const auto part = mine.subspan(static_cast<size_t>(begin * element), static_cast<size_t>((end - begin) * element));
     std::vector<std::byte> staging(kStaging);
-    lost += copy_from_hf(place, shape, {box.dims, {box.flat.offset + begin, end - begin}}, read, *view.dtype, staging,
-                         part, dtype);
+    lost += copy_from_hf(place, shape, {box.dims, {box.flat.offset + begin, end - begin}}, numbers.read, numbers.dtype,
+                         staging, part, dtype);
   });
   return lost;
 }
@@ -97,17 +88,22 @@ void write_shares(const Step& step, int64_t rank, HfFolderWriter& writer) {
   }
 }
 
-// Reads our elements `box`, of a tensor of that shape, into `mine`. Returns the tensor's name in the checkpoint.
-std::string load_tensor(const SafetensorsCheckpoint& checkpoint, const HfTensor& place, const StoredTensor& t,
-                        const std::vector<int64_t>& shape, const plan::Box& box, std::span<std::byte> mine) {
+// Reads our elements `box`, of a tensor of that shape, into `mine`. Returns the tensor's name in the checkpoint, and that of
+// its scales.
+std::set<std::string> load_tensor(const SafetensorsCheckpoint& checkpoint, const HfConfig& config,
+                                  const HfTensor& place, const StoredTensor& t, const std::vector<int64_t>& shape,
+                                  const plan::Box& box, std::span<std::byte> mine) {
   const TensorView& view = find_view(checkpoint, place);
   if (const auto expected = hf_shape_of(place, shape); view.shape != expected)
     throw UserError(concat(checkpoint.file_of(view.name), ": tensor ", view.name, " has shape ",
                            at::IntArrayRef(view.shape), "\n  expected ", at::IntArrayRef(expected), ", as ", t.name,
                            " by config.json; the two are not of one model"));
-  expect_floating(view, checkpoint.file_of(view.name));
+  const TensorView* scales = find_scales(checkpoint, view, config);
+  std::set<std::string> names = {view.name};
+  if (scales) names.insert(scales->name);
+  if (mine.empty()) return names;
   const ir::DType dtype = capture::dtype_of(t.dtype);
-  const int64_t lost = copy_on_threads(view, place, shape, box, mine, dtype);
+  const int64_t lost = copy_on_threads(numbers_of(view, scales, config), place, shape, box, mine, dtype);
   if (lost > 0)
     throw UserError(concat(checkpoint.file_of(view.name), ": ", lost, " values of tensor ", view.name,
                            " become infinite as ", t.dtype, ", which ", t.name,
@@ -118,7 +114,7 @@ std::string load_tensor(const SafetensorsCheckpoint& checkpoint, const HfTensor&
                            plan::place_in_whole(shape, box, *first), " of ", t.name,
                            "\n  expected finite numbers; the file is damaged, or the run that wrote it "
                            "had diverged"));
-  return view.name;
+  return names;
 }
 
 // Runs `body` on this rank; where one rank's throws, all ranks throw. A collective call, which waits for a slow disk.
@@ -148,14 +144,14 @@ void load_hf_weights(Step& step, const SafetensorsCheckpoint& checkpoint, const 
     const plan::Box box = step.box_of(t.name);
     const std::span<std::byte> mine = bytes_of(state.at(t.name));
     if (place->slices == 0) {
-      read.insert(load_tensor(checkpoint, *place, t, t.global_shape, box, mine));
+      read.merge(load_tensor(checkpoint, config, *place, t, t.global_shape, box, mine));
       continue;
     }
     const std::vector<int64_t> shape(t.global_shape.begin() + 1, t.global_shape.end());
     int64_t slice = 0;
     for (const HfTensor& one : tensors_of(*place)) {
       const SlicePart part = part_of_slice(box, slice++);
-      read.insert(load_tensor(checkpoint, one, t, shape, part.box, part_of_bytes(mine, box, part.range, t)));
+      read.merge(load_tensor(checkpoint, config, one, t, shape, part.box, part_of_bytes(mine, box, part.range, t)));
     }
   }
   expect_all_read(checkpoint, read, config);
