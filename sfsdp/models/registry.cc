@@ -93,7 +93,13 @@ LanguageModel make_llama3(const ModelSpec& spec) {
                                    {"tied", &args.tied},
                                    {"qkv_bias", &args.qkv_bias},
                                    {"qk_norm", &args.qk_norm},
-                                   {"depth_init", &args.depth_init}};
+                                   {"depth_init", &args.depth_init},
+                                   {"num_experts", &args.num_experts},
+                                   {"top_k", &args.top_k},
+                                   {"moe_inter_dim", &args.moe_inter_dim},
+                                   {"route_norm", &args.route_norm},
+                                   {"n_dense_layers", &args.n_dense_layers},
+                                   {"moe_layer_step", &args.moe_layer_step}};
   assign_all(slots, spec);
   args.rope_scaling = scaled ? std::optional(scaling) : std::nullopt;
   Llama3 model(args);

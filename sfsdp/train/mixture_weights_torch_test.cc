@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// DeepSeek-V3 from a Hugging Face folder equals transformers: logits, gradients, losses and norms of 20 steps, and what is written
+// DeepSeek-V3, Qwen3-MoE and Mixtral from Hugging Face folders equal transformers: logits, gradients, losses and norms of 20 steps, and what is written
 // is what was read. Experts are tensors of their own there, and stacked here.
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -37,13 +37,22 @@ models::LanguageModel model_of(const Fixture& fixture) {
       {fixture.config.model, "", {fixture.config.args.begin(), fixture.config.args.end()}});
 }
 
-// A tensor of ours by its names in a checkpoint.
+// Which row of the checkpoint's tensor each of our rows is, as q and k have their own.
+at::Tensor rows_there(const HfTensor& place, int64_t rows) {
+  at::Tensor order = at::empty({rows}, at::kLong);
+  for (int64_t r = 0; r < rows; ++r) order.mutable_data_ptr<int64_t>()[r] = source_row(place, rows, r);
+  return order;
+}
+
+// A tensor of ours by its names in a checkpoint, in its order of rows.
 std::map<std::string, at::Tensor> by_hf_name(const std::string& name, const at::Tensor& ours, const HfConfig& config) {
   const HfTensor place = *hf_tensor_of(config.model, name, config);
   std::map<std::string, at::Tensor> out;
   const std::vector<HfTensor> tensors = tensors_of(place);
   for (size_t i = 0; i < tensors.size(); ++i)
     out[tensors[i].hf_name] = place.slices > 0 ? ours[static_cast<int64_t>(i)] : ours;
+  if (place.transform == HfTensor::PermuteHeads)
+    out[place.hf_name] = ours.index_select(0, rows_there(place, ours.size(0)).argsort());
   return out;
 }
 
@@ -64,7 +73,11 @@ models::LanguageModel eager_model(const Fixture& fixture) {
   const at::NoGradGuard no_grad;
   const auto fill = [&](const std::string& name, at::Tensor value) {
     if (!is_in_files(name)) return;
-    for (auto& [hf_name, part] : by_hf_name(name, value, fixture.config)) part.copy_(formula(hf_name, part.sizes()));
+    const HfTensor place = *hf_tensor_of(fixture.config.model, name, fixture.config);
+    if (place.transform == HfTensor::PermuteHeads)
+      value.copy_(formula(place.hf_name, value.sizes()).index_select(0, rows_there(place, value.size(0))));
+    else
+      for (auto& [hf_name, part] : by_hf_name(name, value, fixture.config)) part.copy_(formula(hf_name, part.sizes()));
   };
   for (const auto& p : model.module->named_parameters()) fill(p.key(), p.value());
   for (const auto& b : model.module->named_buffers()) fill(b.key(), b.value());
@@ -141,10 +154,12 @@ std::shared_ptr<Program> program_of(const Fixture& fixture, const Run& run, bool
 }
 
 std::vector<Batch> batches_of(const Fixture& fixture, const Run& run, int64_t step, int64_t rank) {
-  const int64_t ranks = run.mesh.world_size(), rows = fixture.training.global_batch_size / ranks / run.micro_batches;
+  const Strategy strategy = data_parallel(run.mesh, run.options, run.tensor);
+  const int64_t ranks = strategy.data_ranks(), place = run.mesh.group_rank(rank, strategy.data_axes());
+  const int64_t rows = fixture.training.global_batch_size / ranks / run.micro_batches;
   std::vector<Batch> out;
   for (int64_t m = 0; m < run.micro_batches; ++m)
-    out.push_back(batch_of(fixture, step, (m * ranks + rank) * rows, rows));
+    out.push_back(batch_of(fixture, step, (m * ranks + place) * rows, rows));
   return out;
 }
 
@@ -193,9 +208,10 @@ void expect_equals_transformers(const Fixture& fixture, const std::string& folde
   });
 }
 
-constexpr const char* kFixtures[] = {"deepseek_v3", "deepseek_v3_plain"};
+constexpr const char* kFixtures[] = {"deepseek_v3", "deepseek_v3_plain", "qwen3_moe", "qwen3_moe_every_other",
+                                     "mixtral"};
 
-TEST_CASE("DeepSeek-V3's logits are transformers'") {
+TEST_CASE("mixtures of experts: logits are transformers'") {
   for (const char* name : kFixtures) {
     CAPTURE(name);
     const Fixture fixture = testing::read_fixture(name);
@@ -206,7 +222,8 @@ TEST_CASE("DeepSeek-V3's logits are transformers'") {
   }
 }
 
-TEST_CASE("DeepSeek-V3 from a Hugging Face folder trains as transformers does, on 1, 2 and 4 ranks") {
+TEST_CASE(
+    "mixtures of experts from Hugging Face folders train as transformers does, on 1, 2 and 4 ranks, and over ep") {
   for (const char* name : kFixtures) {
     CAPTURE(name);
     const Fixture fixture = testing::read_fixture(name);
@@ -215,11 +232,11 @@ TEST_CASE("DeepSeek-V3 from a Hugging Face folder trains as transformers does, o
     expect_equals_transformers(fixture, folder.path(), {init_device_mesh({{"dp_shard", 1}})});
     expect_equals_transformers(fixture, folder.path(), {init_device_mesh({{"dp_shard", 2}}), 2});
     expect_equals_transformers(fixture, folder.path(), {init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}})});
+    expect_equals_transformers(fixture, folder.path(), {init_device_mesh({{"ep", 2}})});
   }
 }
 
-TEST_CASE("DeepSeek-V3 is written as it was read, an expert a tensor, by several ranks in several files") {
-  const Fixture fixture = testing::read_fixture("deepseek_v3");
+void expect_written_as_read(const Fixture& fixture) {
   const auto weights = initial_weights(fixture);
   for (const ParameterLayout layout : {ParameterLayout::Flat, ParameterLayout::Dim0}) {
     const testing::TemporaryFolder folder;
@@ -244,6 +261,14 @@ TEST_CASE("DeepSeek-V3 is written as it was read, an expert a tensor, by several
     }
     const HfConfig again = read_hf_config(out);
     CHECK((again.args == fixture.config.args));
+    CHECK(again.architecture == fixture.config.architecture);
+  }
+}
+
+TEST_CASE("mixtures of experts are written as they were read, an expert a tensor, by several ranks in several files") {
+  for (const char* name : kFixtures) {
+    CAPTURE(name);
+    expect_written_as_read(testing::read_fixture(name));
   }
 }
 

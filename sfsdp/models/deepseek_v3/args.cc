@@ -87,25 +87,16 @@ template <class Got, class... Expected>
 void check_sizes(const DeepSeekV3Args& args) {
   const std::pair<const char*, int64_t> sizes[] = {{"DeepSeekV3Args::dim", args.dim},
                                                    {"DeepSeekV3Args::inter_dim", args.inter_dim},
-                                                   {"DeepSeekV3Args::moe_inter_dim", args.moe_inter_dim},
                                                    {"DeepSeekV3Args::n_layers", args.n_layers},
                                                    {"DeepSeekV3Args::n_heads", args.n_heads},
                                                    {"DeepSeekV3Args::vocab_size", args.vocab_size},
                                                    {"DeepSeekV3Args::kv_lora_rank", args.kv_lora_rank},
                                                    {"DeepSeekV3Args::qk_nope_head_dim", args.qk_nope_head_dim},
-                                                   {"DeepSeekV3Args::v_head_dim", args.v_head_dim},
-                                                   {"DeepSeekV3Args::num_experts", args.num_experts},
-                                                   {"DeepSeekV3Args::top_k", args.top_k},
-                                                   {"DeepSeekV3Args::n_expert_groups", args.n_expert_groups},
-                                                   {"DeepSeekV3Args::n_limited_groups", args.n_limited_groups},
-                                                   {"DeepSeekV3Args::scores_of_group", args.scores_of_group}};
+                                                   {"DeepSeekV3Args::v_head_dim", args.v_head_dim}};
   for (const auto& [name, size] : sizes)
     if (size < 1) refuse(name, size, "at least 1");
-  const std::pair<const char*, int64_t> optional[] = {
-      {"DeepSeekV3Args::q_lora_rank", args.q_lora_rank},
-      {"DeepSeekV3Args::n_dense_layers", args.n_dense_layers},
-      {"DeepSeekV3Args::num_shared_experts", args.num_shared_experts},
-  };
+  const std::pair<const char*, int64_t> optional[] = {{"DeepSeekV3Args::q_lora_rank", args.q_lora_rank},
+                                                      {"DeepSeekV3Args::n_dense_layers", args.n_dense_layers}};
   for (const auto& [name, size] : optional)
     if (size < 0) refuse(name, size, "at least 0");
   if (args.n_dense_layers > args.n_layers)
@@ -133,28 +124,6 @@ void check_attention(const DeepSeekV3Args& args) {
     refuse("Yarn::beta_fast", yarn.beta_fast, "more than Yarn::beta_slow = ", yarn.beta_slow);
 }
 
-// LibTorch's grouped products read rows that begin at multiples of 16 bytes, which are 8 elements of bfloat16.
-void check_experts(const DeepSeekV3Args& args) {
-  constexpr int64_t kAligned = 8;
-  if (args.n_dense_layers == args.n_layers) return;
-  if (args.dim % kAligned != 0) refuse("DeepSeekV3Args::dim", args.dim, "a multiple of ", kAligned);
-  if (args.moe_inter_dim % kAligned != 0)
-    refuse("DeepSeekV3Args::moe_inter_dim", args.moe_inter_dim, "a multiple of ", kAligned);
-  const int64_t groups = args.n_expert_groups;
-  if (args.num_experts % groups != 0)
-    refuse("DeepSeekV3Args::n_expert_groups", groups, "a divisor of num_experts = ", args.num_experts);
-  if (args.n_limited_groups > groups)
-    refuse("DeepSeekV3Args::n_limited_groups", args.n_limited_groups, "at most n_expert_groups = ", groups);
-  const int64_t each = args.num_experts / groups;
-  if (groups > 1 && args.scores_of_group > each)
-    refuse("DeepSeekV3Args::scores_of_group", args.scores_of_group, "at most the ", each, " experts of a group");
-  if (args.top_k > each * args.n_limited_groups)
-    refuse("DeepSeekV3Args::top_k", args.top_k, "at most the ", each * args.n_limited_groups,
-           " experts of n_limited_groups");
-  if (!(args.load_balance_coeff >= 0))
-    refuse("DeepSeekV3Args::load_balance_coeff", args.load_balance_coeff, "a number of at least 0");
-}
-
 struct Counts {
   int64_t embedding = 0, dense = 0, routed = 0;  // `dense` has the embedding too
 };
@@ -165,12 +134,12 @@ Counts counts_of(const DeepSeekV3Args& a) {
   const int64_t latent = a.dim * (a.kv_lora_rank + a.qk_rope_head_dim) + a.kv_lora_rank;
   const int64_t wkv_b = a.kv_lora_rank * a.n_heads * (a.qk_nope_head_dim + a.v_head_dim);
   const int64_t layer = wq + latent + wkv_b + a.n_heads * a.v_head_dim * a.dim + 2 * a.dim;
-  const int64_t expert = 3 * a.dim * a.moe_inter_dim, mixtures = a.n_layers - a.n_dense_layers;
+  const int64_t mixtures = a.n_layers - a.n_dense_layers;
   Counts counts;
   counts.embedding = a.vocab_size * a.dim;
   counts.dense = 2 * counts.embedding + a.dim + a.n_layers * layer + a.n_dense_layers * 3 * a.dim * a.inter_dim +
-                 mixtures * (a.dim * a.num_experts + a.num_shared_experts * expert);
-  counts.routed = mixtures * a.num_experts * expert;
+                 mixtures * a.mixture().num_shared_parameters();
+  counts.routed = mixtures * a.mixture().num_routed_parameters();
   return counts;
 }
 
@@ -185,6 +154,22 @@ double Yarn::rotation_scale() const {
 double DeepSeekV3Args::softmax_scale() const {
   const double growth = yarn ? yarn->growth(yarn->mscale_all_dim) : 1;
   return growth * growth / std::sqrt(static_cast<double>(qk_head_dim()));
+}
+
+MixtureArgs DeepSeekV3Args::mixture() const {
+  return {.dim = dim,
+          .moe_inter_dim = moe_inter_dim,
+          .num_experts = num_experts,
+          .num_shared_experts = num_shared_experts,
+          .top_k = top_k,
+          .score_func = score_func,
+          .choice = Choice::WithBias,
+          .route_norm = route_norm,
+          .route_scale = route_scale,
+          .n_expert_groups = n_expert_groups,
+          .n_limited_groups = n_limited_groups,
+          .scores_of_group = scores_of_group,
+          .load_balance_coeff = load_balance_coeff};
 }
 
 int64_t DeepSeekV3Args::num_parameters() const {
@@ -218,7 +203,7 @@ std::vector<std::string> deepseek_v3_flavors() {
 void check_args(const DeepSeekV3Args& args) {
   check_sizes(args);
   check_attention(args);
-  check_experts(args);
+  if (args.n_dense_layers < args.n_layers) check_mixture(args.mixture(), "DeepSeekV3Args::");
 }
 
 }  // namespace sfsdp::models

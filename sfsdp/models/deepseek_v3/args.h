@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "sfsdp/models/mixture_args.h"
+
 namespace sfsdp::models {
 
 // YaRN: pairs that turn often keep their frequency, those that turn seldom are slowed by `factor`.
@@ -25,9 +27,6 @@ struct Yarn {
   double growth(double m) const;
   double rotation_scale() const;
 };
-
-// How a token's scores of the experts are made of the router's logits.
-enum class RouterScore : uint8_t { Softmax, Sigmoid };
 
 struct DeepSeekV3Args {
   int64_t dim = 256;
@@ -63,6 +62,7 @@ struct DeepSeekV3Args {
   int64_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
   // What scores are multiplied with before softmax: 1 / sqrt(qk_head_dim), and YaRN's square.
   double softmax_scale() const;
+  MixtureArgs mixture() const;
   int64_t num_parameters() const;
   // Those that a token meets: of routed experts top_k out of num_experts.
   int64_t num_active_parameters() const;

@@ -98,7 +98,7 @@ DeepSeekV3BlockImpl::DeepSeekV3BlockImpl(const DeepSeekV3Args& args, int64_t lay
   if (layer < args.n_dense_layers)
     feed_forward_ = register_module("feed_forward", FeedForward(args.dim, args.inter_dim, output_std));
   else
-    moe_ = register_module("moe", Mixture(args, output_std));
+    moe_ = register_module("moe", Mixture(args.mixture(), output_std));
 }
 
 at::Tensor DeepSeekV3BlockImpl::forward(const at::Tensor& x_BSD, const at::Tensor& cos, const at::Tensor& sin,

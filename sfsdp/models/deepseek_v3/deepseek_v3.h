@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "sfsdp/models/deepseek_v3/args.h"
-#include "sfsdp/models/deepseek_v3/mixture.h"
-#include "sfsdp/models/llama3/llama3.h"
+#include "sfsdp/models/layers.h"
+#include "sfsdp/models/mixture.h"
 
 namespace sfsdp::models {
 

@@ -22,6 +22,77 @@ struct Flavor {
   Llama3Args args;
 };
 
+Llama3Args debug_moe() {
+  Llama3Args args;
+  args.n_kv_heads = 4;
+  args.head_dim = 32;
+  args.norm_eps = 1e-6;
+  args.rope_theta = 1e6;
+  args.rope_scaling.reset();
+  args.qk_norm = true;
+  args.num_experts = 16;
+  args.top_k = 4;
+  args.moe_inter_dim = 128;
+  return args;
+}
+
+// Source: config.json of Qwen/Qwen3-30B-A3B and Qwen/Qwen3-235B-A22B.
+Llama3Args qwen3_30b() {
+  Llama3Args args = debug_moe();
+  args.dim = 2048;
+  args.n_layers = 48;
+  args.n_heads = 32;
+  args.head_dim = 128;
+  args.vocab_size = 151936;
+  args.hidden_dim = 6144;
+  args.num_experts = 128;
+  args.top_k = 8;
+  args.moe_inter_dim = 768;
+  return args;
+}
+
+Llama3Args qwen3_235b() {
+  Llama3Args args = qwen3_30b();
+  args.dim = 4096;
+  args.n_layers = 94;
+  args.n_heads = 64;
+  args.hidden_dim = 12288;
+  args.moe_inter_dim = 1536;
+  return args;
+}
+
+Llama3Args debug_mixtral() {
+  Llama3Args args;
+  args.n_kv_heads = 4;
+  args.rope_theta = 1e6;
+  args.rope_scaling.reset();
+  args.num_experts = 8;
+  args.moe_inter_dim = 256;
+  return args;
+}
+
+// Source: config.json of mistralai/Mixtral-8x7B-v0.1 and mistralai/Mixtral-8x22B-Instruct-v0.1.
+Llama3Args mixtral_8x7b() {
+  Llama3Args args = debug_mixtral();
+  args.dim = 4096;
+  args.n_layers = 32;
+  args.n_heads = 32;
+  args.n_kv_heads = 8;
+  args.vocab_size = 32000;
+  args.moe_inter_dim = 14336;
+  return args;
+}
+
+Llama3Args mixtral_8x22b() {
+  Llama3Args args = mixtral_8x7b();
+  args.dim = 6144;
+  args.n_layers = 56;
+  args.n_heads = 48;
+  args.vocab_size = 32768;
+  args.moe_inter_dim = 16384;
+  return args;
+}
+
 const std::vector<Flavor>& flavors() {
   static const std::vector<Flavor> kFlavors = [] {
     const auto make = [](int64_t dim, int64_t layers, int64_t heads, int64_t kv, int64_t multiple, double multiplier,
@@ -42,13 +113,26 @@ const std::vector<Flavor>& flavors() {
                                {"3B", make(3072, 28, 24, 8, 256, 1.0, true)},
                                {"8B", make(4096, 32, 32, 8, 1024, 1.3, false)},
                                {"70B", make(8192, 80, 64, 8, 4096, 1.3, false)},
-                               {"405B", make(16384, 126, 128, 8, 4096, 1.2, false)}};
+                               {"405B", make(16384, 126, 128, 8, 4096, 1.2, false)},
+                               {"debugmodel_moe", debug_moe()},
+                               {"30B-A3B", qwen3_30b()},
+                               {"235B-A22B", qwen3_235b()},
+                               {"debugmodel_mixtral", debug_mixtral()},
+                               {"8x7B", mixtral_8x7b()},
+                               {"8x22B", mixtral_8x22b()}};
   }();
   return kFlavors;
 }
 
-at::Tensor weight_parameter(torch::nn::Module& module, std::vector<int64_t> sizes) {
-  return module.register_parameter("weight", torch::empty(sizes));
+// Args of mixtures that no layer has are not looked at.
+void check_experts(const Llama3Args& args) {
+  if (args.num_experts == 0) return;
+  if (args.n_dense_layers < 0 || args.n_dense_layers > args.n_layers)
+    throw UserError(concat("Llama3Args::n_dense_layers = ", args.n_dense_layers,
+                           "\n  expected at most n_layers = ", args.n_layers));
+  if (args.moe_layer_step < 1)
+    throw UserError(concat("Llama3Args::moe_layer_step = ", args.moe_layer_step, "\n  expected at least 1"));
+  check_mixture(args.mixture(), "Llama3Args::");
 }
 
 void check_args(const Llama3Args& args) {
@@ -96,15 +180,48 @@ int64_t Llama3Args::ffn_width() const {
   return multiple_of * ((width + multiple_of - 1) / multiple_of);
 }
 
+bool Llama3Args::has_mixture(int64_t layer) const {
+  return num_experts > 0 && layer >= n_dense_layers && (layer + 1) % moe_layer_step == 0;
+}
+
+MixtureArgs Llama3Args::mixture() const {
+  return {
+      .dim = dim, .moe_inter_dim = moe_inter_dim, .num_experts = num_experts, .top_k = top_k, .route_norm = route_norm};
+}
+
+namespace {
+
+struct Counts {
+  int64_t others = 0, routed = 0;  // of experts, and of all else
+};
+
+Counts counts_of(const Llama3Args& a) {
+  const int64_t q = a.n_heads * a.head_width(), kv = a.n_kv_heads * a.head_width();
+  const int64_t extra = (a.qkv_bias ? q + 2 * kv : 0) + (a.qk_norm ? 2 * a.head_width() : 0);
+  int64_t mixtures = 0;
+  for (int64_t i = 0; i < a.n_layers; ++i) mixtures += a.has_mixture(i) ? 1 : 0;
+  Counts counts;
+  counts.others = a.n_layers * (a.dim * (2 * q + 2 * kv) + 2 * a.dim + extra) + a.dim +
+                  a.vocab_size * a.dim * (a.tied ? 1 : 2) + (a.n_layers - mixtures) * 3 * a.dim * a.ffn_width() +
+                  mixtures * a.mixture().num_shared_parameters();
+  counts.routed = mixtures * a.mixture().num_routed_parameters();
+  return counts;
+}
+
+}  // namespace
+
 int64_t Llama3Args::num_parameters() const {
-  const int64_t q = n_heads * head_width(), kv = n_kv_heads * head_width();
-  const int64_t extra = (qkv_bias ? q + 2 * kv : 0) + (qk_norm ? 2 * head_width() : 0);
-  const int64_t layer = dim * (2 * q + 2 * kv) + 3 * dim * ffn_width() + 2 * dim + extra;
-  return n_layers * layer + dim + vocab_size * dim * (tied ? 1 : 2);
+  const Counts counts = counts_of(*this);
+  return counts.others + counts.routed;
+}
+
+int64_t Llama3Args::num_active_parameters() const {
+  const Counts counts = counts_of(*this);
+  return counts.others + (num_experts == 0 ? 0 : counts.routed / num_experts * top_k);
 }
 
 double Llama3Args::flops_per_token(int64_t seq_len) const {
-  const auto matmul = static_cast<double>(num_parameters() - (tied ? 0 : vocab_size * dim));
+  const auto matmul = static_cast<double>(num_active_parameters() - (tied ? 0 : vocab_size * dim));
   return 6.0 * matmul + 12.0 * static_cast<double>(n_layers * n_heads * head_width() * seq_len);
 }
 
@@ -120,17 +237,6 @@ std::vector<std::string> llama3_flavors() {
   for (const Flavor& f : flavors()) names.emplace_back(f.name);
   return names;
 }
-
-RMSNormImpl::RMSNormImpl(int64_t dim, double eps)
-    : weight(register_parameter("weight", torch::ones({dim}))), eps_(eps) {}
-
-at::Tensor RMSNormImpl::forward(const at::Tensor& x_BSD) { return at::rms_norm(x_BSD, {x_BSD.size(-1)}, weight, eps_); }
-
-LinearMapImpl::LinearMapImpl(int64_t in, int64_t out, Bias starts) : weight(weight_parameter(*this, {out, in})) {
-  if (starts == Bias::Zero) bias = register_parameter("bias", torch::zeros({out}));
-}
-
-at::Tensor LinearMapImpl::forward(const at::Tensor& x) { return at::linear(x, weight, bias); }
 
 AttentionImpl::AttentionImpl(const Llama3Args& args, double output_std)
     : heads_(args.n_heads), kv_heads_(args.n_kv_heads), width_(args.head_width()) {
@@ -161,21 +267,14 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x_BSD, const at::Tensor& cos
   return wo_(out.transpose(1, 2).reshape({B, S, heads_ * width_}));
 }
 
-FeedForwardImpl::FeedForwardImpl(int64_t dim, int64_t hidden, double output_std) {
-  w1_ = register_module("w1", LinearMap(dim, hidden));
-  w2_ = register_module("w2", LinearMap(hidden, dim));
-  w3_ = register_module("w3", LinearMap(dim, hidden));
-  init_linear(w1_->weight, 0.02);
-  for (LinearMap* w : {&w2_, &w3_}) init_linear((*w)->weight, output_std);
-}
-
-at::Tensor FeedForwardImpl::forward(const at::Tensor& x_BSD) { return w2_(at::silu(w1_(x_BSD)) * w3_(x_BSD)); }
-
 Llama3BlockImpl::Llama3BlockImpl(const Llama3Args& args, int64_t layer) {
   const double depth = static_cast<double>(args.depth_init ? layer + 1 : args.n_layers);
   const double output_std = 0.02 / std::sqrt(2.0 * depth);
   attention_ = register_module("attention", Attention(args, output_std));
-  feed_forward_ = register_module("feed_forward", FeedForward(args.dim, args.ffn_width(), output_std));
+  if (args.has_mixture(layer))
+    moe_ = register_module("moe", Mixture(args.mixture(), output_std));
+  else
+    feed_forward_ = register_module("feed_forward", FeedForward(args.dim, args.ffn_width(), output_std));
   attention_norm_ = register_module("attention_norm", RMSNorm(args.dim, args.norm_eps));
   ffn_norm_ = register_module("ffn_norm", RMSNorm(args.dim, args.norm_eps));
 }
@@ -183,11 +282,13 @@ Llama3BlockImpl::Llama3BlockImpl(const Llama3Args& args, int64_t layer) {
 at::Tensor Llama3BlockImpl::forward(const at::Tensor& x_BSD, const at::Tensor& cos, const at::Tensor& sin,
                                     const at::Tensor& mask) {
   const at::Tensor h = x_BSD + attention_(attention_norm_(x_BSD), cos, sin, mask);
-  return h + feed_forward_(ffn_norm_(h));
+  const at::Tensor normed = ffn_norm_(h);
+  return h + (moe_ ? moe_(normed) : feed_forward_(normed));
 }
 
 Llama3Impl::Llama3Impl(const Llama3Args& args) : args_(args) {
   check_args(args);
+  check_experts(args);
   tok_embeddings_ = register_module("tok_embeddings", LinearMap(args.dim, args.vocab_size));
   {
     torch::NoGradGuard no_grad;

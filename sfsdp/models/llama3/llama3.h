@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Llama 3 and its kin, Qwen2, Qwen3 and Mistral, as one plain single-device torch::nn module. Source of shapes, names and
-// initialisation: TorchTitan models/llama3 and models/qwen3 (names are their state-dict keys); Hugging Face's
-// LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM and MistralForCausalLM for the numbers.
+// Llama 3 and its kin, Qwen2, Qwen3, Qwen3-MoE, Mistral and Mixtral, as one plain single-device torch::nn module. Source of
+// shapes, names and initialisation: TorchTitan models/llama3 and models/qwen3 (names are their state-dict keys); Hugging Face's
+// LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, MistralForCausalLM and MixtralForCausalLM for the
+// numbers.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -13,6 +14,9 @@
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "sfsdp/models/layers.h"
+#include "sfsdp/models/mixture.h"
 
 namespace sfsdp::models {
 
@@ -41,41 +45,30 @@ struct Llama3Args {
   bool qk_norm = false;    // each head's q and k pass an RMSNorm before they are turned: Qwen3
   bool depth_init = true;  // std of wo, w2, w3 falls with the layer number
 
+  int64_t num_experts = 0;  // of a mixture in place of a layer's feed-forward: Qwen3-MoE, Mixtral; 0: no layer has one
+  int64_t top_k = 2;        // experts of a token, by softmax scores
+  int64_t moe_inter_dim = 256;  // of an expert
+  bool route_norm = true;       // the chosen scores are divided by their sum
+  int64_t n_dense_layers = 0;   // the first ones, without a mixture
+  int64_t moe_layer_step = 1;   // of the others, each layer that it divides has one, counted from 1
+
   int64_t head_width() const { return head_dim ? head_dim : dim / n_heads; }
   int64_t ffn_width() const;
+  bool has_mixture(int64_t layer) const;
+  MixtureArgs mixture() const;
   int64_t num_parameters() const;
-  // TorchTitan's formula: 6 (N - N_embedding) + 12 L H (D / H) S.
+  // Those that a token meets: of experts top_k out of num_experts.
+  int64_t num_active_parameters() const;
+  // TorchTitan's formula: 6 (N_active - N_embedding) + 12 L H (D / H) S.
   double flops_per_token(int64_t seq_len) const;
 };
 
-// debugmodel, 1B, 3B, 8B, 70B, 405B. Throws UserError naming these and the nearest.
+// Llama 3's debugmodel, 1B, 3B, 8B, 70B, 405B; Qwen3-MoE's debugmodel_moe, 30B-A3B, 235B-A22B; Mixtral's debugmodel_mixtral, 8x7B,
+// 8x22B. Throws UserError naming these and the nearest.
 Llama3Args llama3_args(std::string_view flavor);
 std::vector<std::string> llama3_flavors();
 
 // Dimension key: B batch, S sequence, D model, H heads, K key/value heads, E head width, F feed-forward, V vocabulary.
-class RMSNormImpl : public torch::nn::Module {
- public:
-  RMSNormImpl(int64_t dim, double eps);
-  at::Tensor forward(const at::Tensor& x_BSD);
-  at::Tensor weight;
-
- private:
-  double eps_;
-};
-TORCH_MODULE(RMSNorm);
-
-enum class Bias : uint8_t { None, Zero };  // Zero: as it starts
-
-// y = x Wᵀ + b.
-class LinearMapImpl : public torch::nn::Module {
- public:
-  LinearMapImpl(int64_t in, int64_t out, Bias starts = Bias::None);
-  at::Tensor forward(const at::Tensor& x);
-  at::Tensor weight;
-  at::Tensor bias;  // undefined without one
-};
-TORCH_MODULE(LinearMap);
-
 class AttentionImpl : public torch::nn::Module {
  public:
   AttentionImpl(const Llama3Args& args, double output_std);
@@ -89,16 +82,6 @@ class AttentionImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Attention);
 
-class FeedForwardImpl : public torch::nn::Module {
- public:
-  FeedForwardImpl(int64_t dim, int64_t hidden, double output_std);
-  at::Tensor forward(const at::Tensor& x_BSD);
-
- private:
-  LinearMap w1_{nullptr}, w2_{nullptr}, w3_{nullptr};
-};
-TORCH_MODULE(FeedForward);
-
 class Llama3BlockImpl : public torch::nn::Module {
  public:
   Llama3BlockImpl(const Llama3Args& args, int64_t layer);
@@ -109,7 +92,8 @@ class Llama3BlockImpl : public torch::nn::Module {
   RMSNorm attention_norm_{nullptr};
   Attention attention_{nullptr};
   RMSNorm ffn_norm_{nullptr};
-  FeedForward feed_forward_{nullptr};
+  FeedForward feed_forward_{nullptr};  // empty with a mixture
+  Mixture moe_{nullptr};               // empty without
 };
 TORCH_MODULE(Llama3Block);
 

@@ -238,13 +238,30 @@ ExpertParallelOptions expert_parallel_of(const JobConfig& config) {
           .capacity = config.parallelism.expert_parallel_capacity};
 }
 
+namespace {
+
+// The model's own plan, by what config and folder say of it.
+std::vector<std::string> plan_of_model(const JobConfig& config, std::string& model) {
+  models::Experts experts = models::experts_of_flavor(config.model.flavor);
+  if (config.model.name == "hf") {
+    const HfConfig hf = read_hf_config(config.model.hf_assets_path);
+    model = hf.model;
+    experts = hf.has_mixtures() ? models::Experts::Some : models::Experts::None;
+  }
+  if (const auto found = config.model_args.find("num_experts"); found != config.model_args.end())
+    if (const auto* number = std::get_if<int64_t>(&found->second))
+      experts = *number > 0 ? models::Experts::Some : models::Experts::None;
+  return models::tensor_parallel_plan(model, experts);
+}
+
+}  // namespace
+
 TensorParallel tensor_parallel_of(const JobConfig& config) {
   const Parallelism& p = config.parallelism;
   if (p.tensor_parallel_degree == 1) return {};
-  const std::string model =
-      config.model.name == "hf" ? read_hf_config(config.model.hf_assets_path).model : config.model.name;
+  std::string model = config.model.name;
   const std::vector<std::string> plan =
-      p.tensor_parallel_plan.empty() ? models::tensor_parallel_plan(model) : p.tensor_parallel_plan;
+      p.tensor_parallel_plan.empty() ? plan_of_model(config, model) : p.tensor_parallel_plan;
   if (plan.empty())
     throw UserError(concat("parallelism.tensor_parallel_degree = ", p.tensor_parallel_degree, " with model ", model,
                            ": nothing says which weights are cut\n  expected parallelism.tensor_parallel_plan, such as "

@@ -60,6 +60,14 @@ TEST_CASE("config_resolve: what tensor_parallel_degree cuts is the model's plan,
   REQUIRE(!llama.rules.empty());
   CHECK(llama.rules[0].pattern == "*.wq|wk|wv|w1|w3");
   CHECK(llama.options.sequence_parallel);
+  config.model.flavor = "30B-A3B";
+  CHECK(tensor_parallel_of(config).rules[0].pattern == "*.experts.w1|w3");
+  config.model_args["num_experts"] = int64_t{0};
+  CHECK(tensor_parallel_of(config).rules[0].pattern == "*.wq|wk|wv|w1|w3");
+  config.model.flavor = "debugmodel";
+  config.model_args["num_experts"] = int64_t{8};
+  CHECK(tensor_parallel_of(config).rules[0].pattern == "*.experts.w1|w3");
+  config.model_args.clear();
   config.parallelism.tensor_parallel_plan = {"*.q_proj|k_proj = 0", "*.o_proj=1"};
   config.parallelism.enable_sequence_parallel = false;
   const TensorParallel own = tensor_parallel_of(config);

@@ -434,7 +434,8 @@ TEST_CASE("every file in configs/ loads and sets nothing without effect") {
     CHECK(file.path().filename().string().starts_with(config.model.name));
     names.push_back(file.path().stem().string());
   }
-  for (const char* name : {"llama3_debug", "llama3_8b", "llama3_70b", "llama3_405b", "gpt2_124m", "deepseek_v3_debug"})
+  for (const char* name :
+       {"llama3_debug", "llama3_8b", "llama3_70b", "llama3_405b", "llama3_moe_debug", "gpt2_124m", "deepseek_v3_debug"})
     CHECK(std::count(names.begin(), names.end(), name) == 1);
 }
 

@@ -12,117 +12,13 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/json.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/train/weights/hf_config_parts.h"
 
 namespace sfsdp::train {
 
 namespace {
 
 constexpr size_t kMaxConfigBytes = 4'000'000;
-constexpr int64_t kMaxSize = 2147483647;  // of any one dimension
-constexpr int64_t kMaxLayers = 100000;
-
-// An object of the file, and how to name its keys.
-class Section {
- public:
-  Section(const JsonValue& object, std::string file, std::string prefix)
-      : object_(object), file_(std::move(file)), prefix_(std::move(prefix)) {
-    if (!object.as<JsonObject>()) refuse("", describe(object), "an object");
-  }
-
-  [[noreturn]] void refuse(std::string_view key, const std::string& got, const std::string& expected) const {
-    const std::string name = prefix_ + std::string(key);
-    throw UserError("" + file_ + ": " + (name.empty() ? "the document" : name) + " = " + got + "\n  expected " +
-                    expected);
-  }
-
-  // Null for a missing key and for null, which transformers writes for "use the default".
-  const JsonValue* find(std::string_view key) const {
-    asked_.emplace(key);
-    const JsonValue* value = object_.find(key);
-    return value && value->as<JsonNull>() ? nullptr : value;
-  }
-
-  std::optional<int64_t> find_integer(std::string_view key, int64_t max = kMaxSize) const {
-    const JsonValue* value = find(key);
-    if (!value) return std::nullopt;
-    const auto* number = value->as<uint64_t>();
-    if (!number || *number < 1 || *number > static_cast<uint64_t>(max))
-      refuse(key, describe(*value), concat("an integer from 1 to ", max));
-    return static_cast<int64_t>(*number);
-  }
-
-  std::optional<int64_t> find_integer_or_zero(std::string_view key) const {
-    const JsonValue* value = find(key);
-    const auto* number = value ? value->as<uint64_t>() : nullptr;
-    return number && *number == 0 ? 0 : find_integer(key);
-  }
-
-  int64_t integer(std::string_view key, int64_t max = kMaxSize) const {
-    const auto number = find_integer(key, max);
-    if (!number) refuse(key, "missing", concat("an integer from 1 to ", max));
-    return *number;
-  }
-
-  // 500000 and 500000.0 are both written.
-  std::optional<double> find_number(std::string_view key, bool or_zero = false) const {
-    const JsonValue* value = find(key);
-    if (!value) return std::nullopt;
-    double number = -1;
-    if (const auto* whole = value->as<uint64_t>()) number = static_cast<double>(*whole);
-    if (const auto* real = value->as<double>()) number = *real;
-    if (!(or_zero ? number >= 0 : number > 0) || !std::isfinite(number))
-      refuse(key, describe(*value), or_zero ? "a number, not negative" : "a number above 0");
-    return number;
-  }
-
-  double number(std::string_view key) const {
-    const auto number = find_number(key);
-    if (!number) refuse(key, "missing", "a number above 0");
-    return *number;
-  }
-
-  bool flag(std::string_view key, bool otherwise) const {
-    const JsonValue* value = find(key);
-    if (!value) return otherwise;
-    const auto* flag = value->as<bool>();
-    if (!flag) refuse(key, describe(*value), "true or false");
-    return *flag;
-  }
-
-  std::optional<std::string> find_text(std::string_view key) const {
-    const JsonValue* value = find(key);
-    if (!value) return std::nullopt;
-    const auto* text = value->as<std::string>();
-    if (!text) refuse(key, describe(*value), "a text");
-    return *text;
-  }
-
-  // A key with one value we can compute, which is also its default.
-  void must_be_flag(std::string_view key, bool only) const {
-    if (flag(key, only) != only)
-      refuse(key, only ? "false" : "true", only ? "true; no other is supported" : "false; no other is supported");
-  }
-  void must_be_text(std::string_view key, std::string_view only) const {
-    const auto text = find_text(key);
-    if (text && *text != only) refuse(key, quote_safe(*text), concat("\"", only, "\"; no other is supported"));
-  }
-
-  void must_be_number(std::string_view key, double only) const {
-    if (find_number(key, true).value_or(only) != only)
-      refuse(key, describe(*find(key)), concat(only, "; no other is supported"));
-  }
-
-  const JsonObject& members() const { return *object_.as<JsonObject>(); }
-  bool has(std::string_view key) const { return object_.find(key) != nullptr; }  // null too
-  bool was_asked_for(const std::string& key) const { return asked_.contains(key); }
-  const std::string& file() const { return file_; }
-
- private:
-  const JsonValue& object_;
-  std::string file_;
-  std::string prefix_;
-  mutable std::set<std::string> asked_;  // keys, for what is left over at the end
-};
 
 struct Rope {
   std::optional<double> theta;
@@ -190,7 +86,8 @@ void read_rope_args(const Section& top, std::map<std::string, HfConfig::Value>& 
   args["rope_original_max_position"] = rope.original_max;
 }
 
-enum class Window : uint8_t { None, EveryLayer, SomeLayers };  // which layers may attend over a sliding window
+// Which layers may attend over a sliding window. SetForAll: every one, where a window is set, and no layer without.
+enum class Window : uint8_t { None, EveryLayer, SomeLayers, SetForAll };
 enum class NoKvHeads : uint8_t { AsHeads, Refuse };  // Refuse: the class has a number of its own, no file relies on it
 
 // What transformers' classes compute differently from each other.
@@ -203,6 +100,7 @@ struct Family {
   bool qk_norm;
   std::optional<int64_t> head_dim;   // where the file has none; unset: hidden_size / num_attention_heads
   std::vector<const char*> no_bias;  // flags that must be false
+  Experts experts = Experts::None;
 };
 
 const std::vector<Family>& llama_families() {
@@ -212,11 +110,22 @@ const std::vector<Family>& llama_families() {
       {"MistralForCausalLM", "mistral", Window::EveryLayer, Refuse, false, false, {}, {}},
       {"Qwen2ForCausalLM", "qwen2", Window::SomeLayers, Refuse, true, false, {}, {}},
       {"Qwen3ForCausalLM", "qwen3", Window::SomeLayers, Refuse, false, true, 128, {"attention_bias"}},
+      {"Qwen3MoeForCausalLM",
+       "qwen3_moe",
+       Window::SetForAll,
+       Refuse,
+       false,
+       true,
+       {},
+       {"attention_bias"},
+       Experts::Qwen3},
+      {"MixtralForCausalLM", "mixtral", Window::SetForAll, Refuse, false, false, {}, {}, Experts::Mixtral},
   };
   return kFamilies;
 }
 
 constexpr std::string_view kGpt2 = "GPT2LMHeadModel";
+constexpr std::string_view kDeepSeekV3 = "DeepseekV3ForCausalLM";
 constexpr int64_t kDefaultWindow = 4096;  // of all three classes that have one
 
 // Whether a layer attends over a window. Qwen's two rules for it: a list of the layers' types, or the first layer of those.
@@ -241,6 +150,11 @@ bool has_sliding_layer(const Section& top, int64_t layers) {
 std::optional<int64_t> read_sliding_window(const Section& top, const Family& family, int64_t layers) {
   if (family.window == Window::None) return std::nullopt;
   const auto given = top.find_integer("sliding_window");
+  if (family.window == Window::SetForAll) {
+    for (const char* key : {"max_window_layers", "layer_types"}) top.find(key);  // no layer is an exception
+    if (family.experts == Experts::Mixtral) return given;
+    return top.flag("use_sliding_window", false) ? given : std::nullopt;
+  }
   const auto window = top.has("sliding_window") ? given : kDefaultWindow;
   if (family.window == Window::EveryLayer) return window;
   const bool used = top.flag("use_sliding_window", false);
@@ -290,91 +204,9 @@ void read_llama(const Section& top, const Family& family, HfConfig& config) {
   args["qkv_bias"] = family.qkv_bias;
   args["qk_norm"] = family.qk_norm;
   read_rope_args(top, args);
+  read_llama_mixture(top, family.experts, config);
   config.model = "llama3";
   config.sliding_window = read_sliding_window(top, family, layers);
-}
-
-constexpr std::string_view kDeepSeekV3 = "DeepseekV3ForCausalLM";
-
-// YaRN's numbers in rope_scaling (transformers 4) or rope_parameters (5); their defaults are transformers'.
-void read_yarn(const Section& top, std::map<std::string, HfConfig::Value>& args) {
-  const JsonValue* old_object = top.find("rope_scaling");
-  const JsonValue* new_object = top.find("rope_parameters");
-  if (old_object && new_object)
-    top.refuse("rope_scaling", "given beside rope_parameters", "one of them: transformers 4's or 5's");
-  const auto theta = top.find_number("rope_theta");
-  args["rope_theta"] = theta.value_or(10000);
-  args["yarn"] = false;
-  const JsonValue* object = old_object ? old_object : new_object;
-  if (!object) return;
-  const Section rope(*object, top.file(), old_object ? "rope_scaling." : "rope_parameters.");
-  const auto inside = rope.find_number("rope_theta");
-  if (theta && inside && *theta != *inside)
-    top.refuse("rope_theta", concat(*theta), concat("the same as inside the rope object, ", *inside));
-  if (inside) args["rope_theta"] = *inside;
-  const auto new_type = rope.find_text("rope_type"), old_type = rope.find_text("type");
-  const std::string type = new_type ? *new_type : old_type.value_or("missing");
-  if (type != "default" && type != "yarn")
-    rope.refuse("rope_type", quote_safe(type), "\"default\" or \"yarn\"; no other is supported");
-  rope.must_be_flag("truncate", true);
-  if (type == "yarn") {
-    args["yarn"] = true;
-    args["rope_factor"] = rope.number("factor");
-    args["original_seq_len"] = rope.number("original_max_position_embeddings");
-    args["beta_fast"] = rope.find_number("beta_fast").value_or(32);
-    args["beta_slow"] = rope.find_number("beta_slow").value_or(1);
-    args["mscale"] = rope.find_number("mscale", true).value_or(0);
-    args["mscale_all_dim"] = rope.find_number("mscale_all_dim", true).value_or(0);
-  }
-  for (const auto& [key, value] : rope.members())
-    if (!rope.was_asked_for(key) && !value.as<JsonNull>())
-      rope.refuse(quote_safe(key), describe(value), "only keys of the rope types default and yarn");
-}
-
-void read_deepseek_v3(const Section& top, HfConfig& config) {
-  top.must_be_text("model_type", "deepseek_v3");
-  top.must_be_text("hidden_act", "silu");
-  top.must_be_text("scoring_func", "sigmoid");
-  top.must_be_text("topk_method", "noaux_tc");
-  for (const char* key : {"attention_bias", "tie_word_embeddings"}) top.must_be_flag(key, false);
-  top.must_be_flag("rope_interleave", true);
-  top.must_be_number("attention_dropout", 0);
-  top.must_be_number("pretraining_tp", 1);
-  top.must_be_number("moe_layer_freq", 1);
-  const int64_t heads = top.integer("num_attention_heads");
-  if (const auto kv = top.find_integer("num_key_value_heads"); kv && *kv != heads)
-    top.refuse("num_key_value_heads", concat(*kv), concat("null or num_attention_heads = ", heads));
-  const std::pair<const char*, const char*> sizes[] = {{"dim", "hidden_size"},
-                                                       {"inter_dim", "intermediate_size"},
-                                                       {"moe_inter_dim", "moe_intermediate_size"},
-                                                       {"vocab_size", "vocab_size"},
-                                                       {"kv_lora_rank", "kv_lora_rank"},
-                                                       {"qk_nope_head_dim", "qk_nope_head_dim"},
-                                                       {"qk_rope_head_dim", "qk_rope_head_dim"},
-                                                       {"v_head_dim", "v_head_dim"},
-                                                       {"num_experts", "n_routed_experts"},
-                                                       {"top_k", "num_experts_per_tok"},
-                                                       {"n_expert_groups", "n_group"},
-                                                       {"n_limited_groups", "topk_group"}};
-  config.model = "deepseek_v3";
-  auto& args = config.args;
-  for (const auto& [ours, theirs] : sizes) args[ours] = top.integer(theirs);
-  args["n_heads"] = heads;
-  args["n_layers"] = top.integer("num_hidden_layers", kMaxLayers);
-  args["n_dense_layers"] = top.find_integer_or_zero("first_k_dense_replace").value_or(0);
-  args["q_lora_rank"] = top.find_integer("q_lora_rank").value_or(0);
-  args["num_shared_experts"] = top.find_integer_or_zero("n_shared_experts").value_or(0);
-  args["norm_eps"] = args["final_norm_eps"] = top.number("rms_norm_eps");
-  args["latent_norm_eps"] = 1e-6;  // whatever the file says
-  args["score_func"] = std::string("sigmoid");
-  args["scores_of_group"] = int64_t{2};
-  args["route_norm"] = top.flag("norm_topk_prob", true);
-  args["route_scale"] = top.find_number("routed_scaling_factor").value_or(1);
-  read_yarn(top, args);
-  for (const char* key : {"head_dim", "qk_head_dim", "num_local_experts"}) top.find_integer(key);  // said twice
-  if (const auto more = top.find_integer_or_zero("num_nextn_predict_layers"); more && *more > 0)
-    config.notices.push_back(concat(top.file(), ": num_nextn_predict_layers = ", *more,
-                                    " is not applied: modules that predict further tokens are not read"));
 }
 
 // The files that are published ask for 0.1 each, which is also the default: refused, no GPT-2 could be read.
@@ -424,40 +256,6 @@ std::string read_dtype(const Section& top) {
   return name;
 }
 
-int64_t size_of_block(const Section& section, const JsonValue& size) {
-  const auto* number = size.as<uint64_t>();
-  if (!number || *number < 1 || *number > static_cast<uint64_t>(kMaxSize))
-    section.refuse("weight_block_size", "[.. " + describe(size) + " ..]", concat("integers from 1 to ", kMaxSize));
-  return static_cast<int64_t>(*number);
-}
-
-// float8 in blocks of a matrix, as DeepSeek-V3 has them. Which weights are, each tensor's dtype says.
-void read_quantization(const Section& top, HfConfig& config) {
-  const JsonValue* object = top.find("quantization_config");
-  if (!object) return;
-  const Section section(*object, top.file(), "quantization_config.");
-  const auto method = section.find_text("quant_method");
-  if (method != "fp8")
-    section.refuse("quant_method", method ? quote_safe(*method) : "missing", "\"fp8\"; no other is supported");
-  section.must_be_text("fmt", "e4m3");
-  section.must_be_text("activation_scheme", "dynamic");
-  if (const auto scales = section.find_text("scale_fmt"); scales && *scales != "ue8m0" && *scales != "float")
-    section.refuse("scale_fmt", quote_safe(*scales), "\"ue8m0\" or \"float\"; no other is supported");
-  const JsonValue* size = section.find("weight_block_size");
-  const auto* sizes = size ? size->as<JsonArray>() : nullptr;
-  if (!sizes || sizes->size() != 2)
-    section.refuse("weight_block_size", size ? describe(*size) : "missing",
-                   "[rows, columns] of a block that has one scale; no other scales are supported");
-  for (const char* key : {"modules_to_not_convert", "ignored_layers", "dequantize"}) section.find(key);
-  for (const auto& [key, value] : section.members())
-    if (!section.was_asked_for(key) && !value.as<JsonNull>())
-      section.refuse(quote_safe(key), describe(value), "only keys of float8 in blocks");
-  config.weight_block = {size_of_block(section, (*sizes)[0]), size_of_block(section, (*sizes)[1])};
-  config.notices.push_back(
-      concat(top.file(), ": quantization_config: weights in float8 are read as the numbers that they stand for;",
-             " nothing is computed in float8, and an export has none"));
-}
-
 std::string read_architecture(const Section& top) {
   std::vector<std::string> known = {std::string(kGpt2), std::string(kDeepSeekV3)};
   for (const Family& family : llama_families()) known.emplace_back(family.architecture);
@@ -475,7 +273,7 @@ std::string read_architecture(const Section& top) {
 
 // Keys that change no number of a forward and backward pass: ids, limits and defaults of generation, how a model was
 // initialised, where a file came from. GPT-2's head for summaries is not part of a GPT2LMHeadModel.
-constexpr std::array<std::string_view, 44> kHarmless = {"_attn_implementation",
+constexpr std::array<std::string_view, 45> kHarmless = {"_attn_implementation",
                                                         "_name_or_path",
                                                         "aux_loss_alpha",
                                                         "bad_words_ids",
@@ -506,6 +304,7 @@ constexpr std::array<std::string_view, 44> kHarmless = {"_attn_implementation",
                                                         "reorder_and_upcast_attn",
                                                         "repetition_penalty",
                                                         "return_dict",
+                                                        "router_aux_loss_coef",
                                                         "seq_aux",
                                                         "summary_activation",
                                                         "summary_first_dropout",
@@ -543,6 +342,15 @@ T argument(const HfConfig& config, const std::string& key) {
 int64_t HfConfig::integer(const std::string& key) const { return argument<int64_t>(*this, key); }
 double HfConfig::number(const std::string& key) const { return argument<double>(*this, key); }
 bool HfConfig::flag(const std::string& key) const { return argument<bool>(*this, key); }
+
+bool HfConfig::has_mixtures() const {
+  return model == "llama3" && args.contains("num_experts") && integer("num_experts") > 0;
+}
+
+bool HfConfig::has_mixture(int64_t layer) const {
+  if (!has_mixtures()) return false;
+  return layer >= integer("n_dense_layers") && (layer + 1) % integer("moe_layer_step") == 0;
+}
 
 HfConfig parse_hf_config(std::string_view text, const std::string& file) {
   return hf_config_of(parse_json(text, file), file);

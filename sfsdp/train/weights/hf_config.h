@@ -17,10 +17,11 @@ struct JsonValue;
 
 namespace sfsdp::train {
 
-// args are what models::ModelSpec::args of `model` takes. For "llama3" (Llama, Mistral, Qwen2 and Qwen3):
+// args are what models::ModelSpec::args of `model` takes. For "llama3" (Llama, Mistral, Mixtral, Qwen2, Qwen3 and Qwen3-MoE):
 //   int64_t dim n_layers n_heads n_kv_heads vocab_size hidden_dim head_dim; double norm_eps rope_theta;
 //   bool tied, qkv_bias, qk_norm, rope_scaling, and if that is true double rope_scaling_factor rope_low_freq_factor
-//   rope_high_freq_factor, int64_t rope_original_max_position
+//   rope_high_freq_factor, int64_t rope_original_max_position;
+//   int64_t num_experts, and above 0 int64_t top_k moe_inter_dim n_dense_layers moe_layer_step, bool route_norm
 // For "deepseek_v3" (DeepseekV3ForCausalLM): all of models::DeepSeekV3Args, those of YaRN if yarn is true.
 // For "gpt" (GPT2LMHeadModel):
 //   int64_t dim n_layers n_heads vocab_size max_positions; double norm_eps; bool tied, bias (always), rope (never)
@@ -44,6 +45,9 @@ struct HfConfig {
   int64_t integer(const std::string& key) const;
   double number(const std::string& key) const;
   bool flag(const std::string& key) const;
+  bool has_mixtures() const;  // a "llama3" with experts
+  // Whether that layer, counted from 0, of a "llama3" has experts in place of a feed-forward.
+  bool has_mixture(int64_t layer) const;
 };
 
 // Reads DIR/config.json.

@@ -92,9 +92,30 @@ void write_rope(const HfConfig& config, Document& out) {
 // What a class of transformers calls itself in model_type.
 const std::map<std::string, std::string>& model_types() {
   static const std::map<std::string, std::string> kTypes = {
-      {"LlamaForCausalLM", "llama"}, {"MistralForCausalLM", "mistral"}, {"Qwen2ForCausalLM", "qwen2"},
-      {"Qwen3ForCausalLM", "qwen3"}, {"GPT2LMHeadModel", "gpt2"},       {"DeepseekV3ForCausalLM", "deepseek_v3"}};
+      {"LlamaForCausalLM", "llama"},        {"MistralForCausalLM", "mistral"}, {"Qwen2ForCausalLM", "qwen2"},
+      {"Qwen3ForCausalLM", "qwen3"},        {"GPT2LMHeadModel", "gpt2"},       {"DeepseekV3ForCausalLM", "deepseek_v3"},
+      {"Qwen3MoeForCausalLM", "qwen3_moe"}, {"MixtralForCausalLM", "mixtral"}};
   return kTypes;
+}
+
+constexpr std::string_view kQwen3Moe = "Qwen3MoeForCausalLM", kMixtral = "MixtralForCausalLM";
+
+void write_llama_mixture(const HfConfig& config, Document& out) {
+  const bool mixtral = config.architecture == kMixtral;
+  out.remove(mixtral ? "num_experts" : "num_local_experts");
+  out.set(mixtral ? "num_local_experts" : "num_experts", config.integer("num_experts"));
+  out.set("num_experts_per_tok", config.integer("top_k"));
+  if (mixtral) {
+    out.set("intermediate_size", config.integer("moe_inter_dim"));
+    out.set("router_jitter_noise", 0.0);
+    return;
+  }
+  out.set("moe_intermediate_size", config.integer("moe_inter_dim"));
+  out.set_flag("norm_topk_prob", config.flag("route_norm"));
+  out.set("decoder_sparse_step", config.integer("moe_layer_step"));
+  std::vector<std::string> dense;
+  for (int64_t i = 0; i < config.integer("n_dense_layers"); ++i) dense.push_back(std::to_string(i));
+  out.set("mlp_only_layers", list_of(dense, "[", "]"));
 }
 
 void write_llama(const HfConfig& config, int64_t max_positions, Document& out) {
@@ -111,11 +132,13 @@ void write_llama(const HfConfig& config, int64_t max_positions, Document& out) {
   out.set("attention_dropout", 0.0);
   out.set_if_absent("max_position_embeddings", max_positions);
   const std::string& architecture = config.architecture;
-  if (architecture == "LlamaForCausalLM" || architecture == "Qwen3ForCausalLM") out.set_flag("attention_bias", false);
+  if (architecture == "LlamaForCausalLM" || architecture == "Qwen3ForCausalLM" || architecture == kQwen3Moe)
+    out.set_flag("attention_bias", false);
   if (architecture == "LlamaForCausalLM") out.set_flag("mlp_bias", false);
   // The class has a window of 4096 where the key is missing.
-  if (architecture == "MistralForCausalLM")
+  if (architecture == "MistralForCausalLM" || architecture == kMixtral)
     out.set("sliding_window", config.sliding_window ? std::to_string(*config.sliding_window) : "null");
+  if (config.has_mixtures()) write_llama_mixture(config, out);
   write_rope(config, out);
 }
 
@@ -218,6 +241,28 @@ void expect_gpt2(const HfConfig& config) {
   if (!config.flag("bias")) refuse("model.args.bias = false", "biases");
 }
 
+// Qwen3's class has norms on q and k, Mixtral's none; neither has biases.
+std::string mixture_architecture(const HfConfig& config) {
+  const auto refuse = [](const std::string& what, const char* expected) {
+    throw UserError(concat("model.args.", what, ", which no mixture of transformers has\n  expected ", expected,
+                           " for a Hugging Face folder; without checkpoint.last_save_in_hf the model trains as it is"));
+  };
+  if (config.flag("qkv_bias")) refuse("qkv_bias = true with experts", "no biases");
+  if (config.flag("qk_norm")) return std::string(kQwen3Moe);
+  const char* expected = "Mixtral's experts in every layer, or qk_norm = true, as Qwen3-MoE has them,";
+  if (!config.flag("route_norm")) refuse("route_norm = false without qk_norm", expected);
+  for (int64_t i = 0; i < config.integer("n_layers"); ++i)
+    if (!config.has_mixture(i)) refuse(concat("a dense layer ", i, " without qk_norm"), expected);
+  return std::string(kMixtral);
+}
+
+// The rows of the first of these, names of one kind of matrix by layer; none where no layer has one.
+std::optional<int64_t> rows_of_feed_forward(const std::vector<HfSource>& parameters) {
+  for (const HfSource& p : parameters)
+    if (p.name.starts_with("layers.") && p.name.ends_with(".feed_forward.w1.weight")) return p.shape.at(0);
+  return std::nullopt;
+}
+
 int64_t rows_of(const std::vector<HfSource>& parameters, const std::string& name) {
   const auto found = std::ranges::find(parameters, name, &HfSource::name);
   SFSDP_CHECK(found != parameters.end() && !found->shape.empty(), "no matrix ", name, " among the parameters");
@@ -247,12 +292,19 @@ HfConfig hf_config_of_model(const std::string& model, const std::map<std::string
     throw UserError(
         "model.args.qkv_bias and model.args.qk_norm are both true, which no architecture of transformers has"
         "\n  expected one of them for a Hugging Face folder: Qwen2 has biases, Qwen3 norms");
-  config.architecture = bias ? "Qwen2ForCausalLM" : norm ? "Qwen3ForCausalLM" : "LlamaForCausalLM";
-  if (from && from->model == model && from->flag("qkv_bias") == bias && from->flag("qk_norm") == norm) {
+  config.architecture = config.has_mixtures() ? mixture_architecture(config)
+                        : bias                ? "Qwen2ForCausalLM"
+                        : norm                ? "Qwen3ForCausalLM"
+                                              : "LlamaForCausalLM";
+  if (from && from->model == model && from->flag("qkv_bias") == bias && from->flag("qk_norm") == norm &&
+      from->has_mixtures() == config.has_mixtures()) {
     config.architecture = from->architecture;
     config.sliding_window = from->sliding_window;
   }
-  config.args["hidden_dim"] = rows_of(parameters, "layers.0.feed_forward.w1.weight");
+  if (const auto width = rows_of_feed_forward(parameters))
+    config.args["hidden_dim"] = *width;
+  else if (config.integer("hidden_dim") == 0)  // no layer has one, but every class asks for it
+    config.args["hidden_dim"] = config.integer("moe_inter_dim");
   config.args["head_dim"] = rows_of(parameters, "layers.0.attention.wq.weight") / config.integer("n_heads");
   // The model has it as a number, Hugging Face as an integer.
   if (const auto* original = std::get_if<double>(&config.args["rope_original_max_position"]))

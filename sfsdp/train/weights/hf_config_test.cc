@@ -122,7 +122,7 @@ TEST_CASE("hf_config: Llama 3.1 8B reads the same from transformers 4 and 5") {
     CHECK_FALSE(config.flag("tied"));
     CHECK_FALSE(config.flag("qkv_bias"));
     CHECK_FALSE(config.flag("qk_norm"));
-    CHECK(config.args.size() == 17);
+    CHECK(config.args.size() == 18);
     CHECK(config.architecture == "LlamaForCausalLM");
     CHECK_FALSE(config.sliding_window);
   }
@@ -235,7 +235,7 @@ TEST_CASE("hf_config: GPT-2") {
 
 TEST_CASE("hf_config: what our models do not compute is refused, saying what is supported") {
   expect_refused({
-      {kLlama4, "LlamaForCausalLM", "GemmaForCausalLM", "Qwen2ForCausalLM, Qwen3ForCausalLM; no other"},
+      {kLlama4, "LlamaForCausalLM", "GemmaForCausalLM", "Qwen3MoeForCausalLM, MixtralForCausalLM; no other"},
       {kLlama4, "LlamaForCausalLM", "MistralForCausalLM", "model_type = \"llama\"\n  expected \"mistral\""},
       {kLlama4, "[\"LlamaForCausalLM\"]", "[]", "0 of them"},
       {kLlama4, "[\"LlamaForCausalLM\"]", "\"LlamaForCausalLM\"", "architectures"},

@@ -38,6 +38,19 @@ constexpr std::array<LlamaRow, 14> kLlamaLayer = {{
     {"ffn_norm.weight", "post_attention_layernorm.weight"},
 }};
 
+struct LlamaMixtureRow {
+  std::string_view ours, qwen3, mixtral;
+  bool stacked = false;  // an expert is a tensor there
+};
+
+// As kLlamaLayer, in layers with a mixture in place of feed_forward.
+constexpr std::array<LlamaMixtureRow, 4> kLlamaMixture = {{
+    {"moe.router.gate.weight", "mlp.gate.weight", "block_sparse_moe.gate.weight"},
+    {"moe.experts.w1", "mlp.experts.{}.gate_proj.weight", "block_sparse_moe.experts.{}.w1.weight", true},
+    {"moe.experts.w2", "mlp.experts.{}.down_proj.weight", "block_sparse_moe.experts.{}.w2.weight", true},
+    {"moe.experts.w3", "mlp.experts.{}.up_proj.weight", "block_sparse_moe.experts.{}.w3.weight", true},
+}};
+
 // Which models and layers have a parameter.
 enum class Place : uint8_t { Everywhere, LatentQueries, WholeQueries, DenseLayers, Mixtures, SharedExperts, Experts };
 
@@ -114,6 +127,17 @@ HfTensor plain(std::string name) {
   return tensor;
 }
 
+std::optional<HfTensor> llama_mixture_tensor(std::string_view rest, const std::string& layer, const HfConfig& config) {
+  for (const LlamaMixtureRow& row : kLlamaMixture) {
+    if (row.ours != rest) continue;
+    const bool mixtral = config.architecture == "MixtralForCausalLM";
+    HfTensor tensor = plain("model.layers." + layer + "." + std::string(mixtral ? row.mixtral : row.qwen3));
+    if (row.stacked) tensor.slices = config.integer("num_experts");
+    return tensor;
+  }
+  return std::nullopt;
+}
+
 std::optional<HfTensor> llama_tensor(std::string_view name, const HfConfig& config) {
   if (name == "tok_embeddings.weight") return plain("model.embed_tokens.weight");
   if (name == "norm.weight") return plain("model.norm.weight");
@@ -121,6 +145,10 @@ std::optional<HfTensor> llama_tensor(std::string_view name, const HfConfig& conf
   std::string layer;
   const auto rest = after_layer(name, "layers.", config.integer("n_layers"), layer);
   if (!rest) return std::nullopt;
+  if (config.has_mixture(*parse_int(layer))) {
+    if (rest->starts_with("moe.")) return llama_mixture_tensor(*rest, layer, config);
+    if (rest->starts_with("feed_forward.")) return std::nullopt;
+  }
   for (const LlamaRow& row : kLlamaLayer) {
     if (row.ours != *rest || (row.if_set && !config.flag(row.if_set))) continue;
     HfTensor tensor = plain("model.layers." + layer + "." + std::string(row.hf));

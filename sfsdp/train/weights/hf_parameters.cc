@@ -16,19 +16,23 @@ namespace {
 using Shape = std::vector<int64_t>;
 
 // The parameters of a layer, names without its prefix; or those outside of the layers.
-std::vector<HfSource> llama_layer(const HfConfig& c) {
-  const int64_t dim = c.integer("dim"), hidden = c.integer("hidden_dim"), head = c.integer("head_dim");
+std::vector<HfSource> llama_layer(const HfConfig& c, int64_t layer) {
+  const int64_t dim = c.integer("dim"), head = c.integer("head_dim");
   const int64_t q = ir::saturating_product(c.integer("n_heads"), head);
   const int64_t kv = ir::saturating_product(c.integer("n_kv_heads"), head);
-  std::vector<HfSource> all = {{"attention.wq.weight", {q, dim}},
-                               {"attention.wk.weight", {kv, dim}},
-                               {"attention.wv.weight", {kv, dim}},
-                               {"attention.wo.weight", {dim, q}},
-                               {"feed_forward.w1.weight", {hidden, dim}},
-                               {"feed_forward.w2.weight", {dim, hidden}},
-                               {"feed_forward.w3.weight", {hidden, dim}},
-                               {"attention_norm.weight", {dim}},
-                               {"ffn_norm.weight", {dim}}};
+  std::vector<HfSource> all = {{"attention.wq.weight", {q, dim}},  {"attention.wk.weight", {kv, dim}},
+                               {"attention.wv.weight", {kv, dim}}, {"attention.wo.weight", {dim, q}},
+                               {"attention_norm.weight", {dim}},   {"ffn_norm.weight", {dim}}};
+  if (c.has_mixture(layer)) {
+    const int64_t experts = c.integer("num_experts"), width = c.integer("moe_inter_dim");
+    all.push_back({"moe.router.gate.weight", {experts, dim}});
+    for (const char* name : {"w1", "w3"}) all.push_back({concat("moe.experts.", name), {experts, width, dim}});
+    all.push_back({"moe.experts.w2", {experts, dim, width}});
+  } else {
+    const int64_t hidden = c.integer("hidden_dim");
+    for (const char* name : {"w1", "w3"}) all.push_back({concat("feed_forward.", name, ".weight"), {hidden, dim}});
+    all.push_back({"feed_forward.w2.weight", {dim, hidden}});
+  }
   if (c.flag("qkv_bias"))
     for (const auto& [name, rows] : {std::pair{"wq", q}, {"wk", kv}, {"wv", kv}})
       all.push_back({concat("attention.", name, ".bias"), {rows}});
@@ -144,9 +148,9 @@ void expect_parameters_of(const HfConfig& config, const std::vector<HfSource>& p
   const bool gpt = config.model == "gpt";
   SFSDP_CHECK(gpt || config.model == "llama3", "model ", config.model);
   for (const HfSource& p : gpt ? gpt_rest(config) : llama_rest(config)) expect(p.name, p.shape);
-  const std::vector<HfSource> layer = gpt ? gpt_layer(config) : llama_layer(config);
   for (int64_t i = 0; i < config.integer("n_layers"); ++i)
-    for (const HfSource& p : layer) expect(concat(gpt ? "h." : "layers.", i, ".", p.name), p.shape);
+    for (const HfSource& p : gpt ? gpt_layer(config) : llama_layer(config, i))
+      expect(concat(gpt ? "h." : "layers.", i, ".", p.name), p.shape);
 }
 
 std::map<std::string, std::string> texts_of_args(const std::map<std::string, HfConfig::Value>& args) {

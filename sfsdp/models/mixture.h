@@ -8,8 +8,8 @@
 
 #include <cstdint>
 
-#include "sfsdp/models/deepseek_v3/args.h"
-#include "sfsdp/models/llama3/llama3.h"
+#include "sfsdp/models/layers.h"
+#include "sfsdp/models/mixture_args.h"
 
 namespace sfsdp::models {
 
@@ -22,12 +22,12 @@ struct Routes {
 // Scores and choices are made in float32, whatever the parameters' dtype.
 class RouterImpl : public torch::nn::Module {
  public:
-  RouterImpl(const DeepSeekV3Args& args, double std);
-  // x: [T, D]; bias: [X] f32, added to the scores for the choice alone
+  RouterImpl(const MixtureArgs& args, double std);
+  // x: [T, D]; bias: [X] f32, added to the scores for the choice alone; undefined without
   Routes forward(const at::Tensor& x_TD, const at::Tensor& bias_X);
 
  private:
-  DeepSeekV3Args args_;
+  MixtureArgs args_;
   LinearMap gate_{nullptr};
 };
 TORCH_MODULE(Router);
@@ -35,7 +35,7 @@ TORCH_MODULE(Router);
 // The experts' feed-forwards, stacked.
 class GroupedExpertsImpl : public torch::nn::Module {
  public:
-  GroupedExpertsImpl(const DeepSeekV3Args& args, double output_std);
+  GroupedExpertsImpl(const MixtureArgs& args, double output_std);
   // x: [R, D], rows sorted by expert; ends: [X] i32, at which row each expert's end. Result [R, D].
   at::Tensor forward(const at::Tensor& x_RD, const at::Tensor& ends_X);
 
@@ -44,14 +44,15 @@ class GroupedExpertsImpl : public torch::nn::Module {
 };
 TORCH_MODULE(GroupedExperts);
 
-// Buffers: expert_bias [X] f32, and with load_balance_coeff tokens_per_expert [X] i64, which a forward pass in training adds
-// up. Who updates the weights moves expert_bias by these counts and begins them anew.
+// Buffers: with Choice::WithBias expert_bias [X] f32, and with load_balance_coeff tokens_per_expert [X] i64, which a forward pass
+// in training adds up. Who updates the weights moves expert_bias by these counts and begins them anew.
 class MixtureImpl : public torch::nn::Module {
  public:
-  MixtureImpl(const DeepSeekV3Args& args, double output_std);
+  MixtureImpl(const MixtureArgs& args, double output_std);
   at::Tensor forward(const at::Tensor& x_BSD);
 
  private:
+  int64_t num_experts_;
   Router router_{nullptr};
   GroupedExperts experts_{nullptr};
   FeedForward shared_experts_{nullptr};  // empty without

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "sfsdp/models/deepseek_v3/mixture.h"
+#include "sfsdp/models/mixture.h"
 
 #include <ATen/ATen.h>
 #include <torch/types.h>
@@ -12,7 +12,7 @@ namespace sfsdp::models {
 namespace {
 
 // -infinity at the experts of all groups but the n_limited_groups whose best scores add up to most.
-at::Tensor within_best_groups(const at::Tensor& choice_TX, const DeepSeekV3Args& args) {
+at::Tensor within_best_groups(const at::Tensor& choice_TX, const MixtureArgs& args) {
   const int64_t tokens = choice_TX.size(0), groups = args.n_expert_groups;
   const at::Tensor grouped = choice_TX.view({tokens, groups, -1});
   const at::Tensor score = std::get<0>(grouped.topk(args.scores_of_group, -1)).sum(-1);
@@ -23,7 +23,7 @@ at::Tensor within_best_groups(const at::Tensor& choice_TX, const DeepSeekV3Args&
 
 }  // namespace
 
-RouterImpl::RouterImpl(const DeepSeekV3Args& args, double std) : args_(args) {
+RouterImpl::RouterImpl(const MixtureArgs& args, double std) : args_(args) {
   gate_ = register_module("gate", LinearMap(args.dim, args.num_experts));
   init_linear(gate_->weight, std);
 }
@@ -31,7 +31,8 @@ RouterImpl::RouterImpl(const DeepSeekV3Args& args, double std) : args_(args) {
 Routes RouterImpl::forward(const at::Tensor& x_TD, const at::Tensor& bias_X) {
   const at::Tensor logits = at::linear(x_TD.to(at::kFloat), gate_->weight.to(at::kFloat));
   const at::Tensor scores_TX = args_.score_func == RouterScore::Sigmoid ? logits.sigmoid() : logits.softmax(-1);
-  at::Tensor choice_TX = scores_TX.detach() + bias_X;
+  at::Tensor choice_TX = scores_TX.detach();
+  if (bias_X.defined()) choice_TX = choice_TX + bias_X;
   if (args_.n_expert_groups > 1) choice_TX = within_best_groups(choice_TX, args_);
   const at::Tensor experts = std::get<1>(choice_TX.topk(args_.top_k, -1));
   at::Tensor weights = scores_TX.gather(1, experts);
@@ -39,7 +40,7 @@ Routes RouterImpl::forward(const at::Tensor& x_TD, const at::Tensor& bias_X) {
   return {experts, weights * args_.route_scale};
 }
 
-GroupedExpertsImpl::GroupedExpertsImpl(const DeepSeekV3Args& args, double output_std) {
+GroupedExpertsImpl::GroupedExpertsImpl(const MixtureArgs& args, double output_std) {
   const int64_t X = args.num_experts, D = args.dim, F = args.moe_inter_dim;
   w1_XFD_ = register_parameter("w1", torch::empty({X, F, D}));
   w2_XDF_ = register_parameter("w2", torch::empty({X, D, F}));
@@ -56,12 +57,13 @@ at::Tensor GroupedExpertsImpl::forward(const at::Tensor& x_RD, const at::Tensor&
   return map(at::silu(map(x_RD, w1_XFD_)) * map(x_RD, w3_XFD_), w2_XDF_);
 }
 
-MixtureImpl::MixtureImpl(const DeepSeekV3Args& args, double output_std) {
+MixtureImpl::MixtureImpl(const MixtureArgs& args, double output_std) : num_experts_(args.num_experts) {
   router_ = register_module("router", Router(args, output_std));
   experts_ = register_module("experts", GroupedExperts(args, output_std));
   if (args.num_shared_experts > 0)
     shared_experts_ = register_module("shared_experts",
                                       FeedForward(args.dim, args.num_shared_experts * args.moe_inter_dim, output_std));
+  if (args.choice == Choice::ByScore) return;
   expert_bias_ = register_buffer("expert_bias", torch::zeros({args.num_experts}));
   if (args.load_balance_coeff > 0)
     tokens_per_expert_ = register_buffer("tokens_per_expert", torch::zeros({args.num_experts}, torch::kLong));
@@ -73,7 +75,7 @@ at::Tensor MixtureImpl::forward(const at::Tensor& x_BSD) {
   const auto [experts_Tk, weights_Tk] = router_->forward(x_TD, expert_bias_);
   const int64_t k = experts_Tk.size(1);
   const at::Tensor expert_R = experts_Tk.flatten();
-  const at::Tensor counts_X = at::zeros_like(expert_bias_, at::kLong).scatter_add(0, expert_R, at::ones_like(expert_R));
+  const at::Tensor counts_X = at::zeros({num_experts_}, at::kLong).scatter_add(0, expert_R, at::ones_like(expert_R));
   if (is_training() && tokens_per_expert_.defined()) tokens_per_expert_.add_(counts_X);
   // A stable sort: an expert's rows stand in the order of the tokens.
   const at::Tensor order_R = expert_R.argsort(/*stable=*/true, /*dim=*/0, /*descending=*/false);

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Qwen3-MoE and Mixtral on ranks that are threads train as one eager process does on the same global batch, over every axis.
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sfsdp/models/llama3/llama3.h"
+#include "sfsdp/models/tensor_parallel_plans.h"
+#include "sfsdp/step/step.h"
+#include "sfsdp/testing/parity_torch.h"
+#include "sfsdp/testing/tiny_models_torch.h"
+
+namespace sfsdp {
+namespace {
+
+// Norms on q and k, three of eight experts, a dense layer first.
+models::Llama3Args like_qwen3() {
+  models::Llama3Args args = testing::tiny_llama();
+  args.n_layers = 3;
+  args.vocab_size = 32;
+  args.hidden_dim = 40;
+  args.qk_norm = true;
+  args.rope_scaling.reset();
+  args.num_experts = 8;
+  args.top_k = 3;
+  args.moe_inter_dim = 16;
+  args.n_dense_layers = 1;
+  return args;
+}
+
+// Two of four experts in every layer.
+models::Llama3Args like_mixtral() {
+  models::Llama3Args args = like_qwen3();
+  args.n_layers = 2;
+  args.qk_norm = false;
+  args.num_experts = 4;
+  args.top_k = 2;
+  args.n_dense_layers = 0;
+  return args;
+}
+
+Batch rows(int64_t step, int64_t first, int64_t count) { return testing::tokens(step, first, count); }
+
+void expect_parity_on(const models::Llama3Args& args, const std::vector<testing::Case>& cases) {
+  constexpr int64_t kSteps = 20;
+  const auto make = [&] { return models::Llama3(args); };
+  const testing::Reference reference = testing::eager(
+      make, testing::loss_of, [](int64_t k) { return rows(k, 0, testing::kGlobalBatch); }, kSteps);
+  for (const testing::Case& c : cases)
+    testing::expect_parity(make, testing::loss_of, rows, testing::kGlobalBatch, c, reference);
+}
+
+testing::Case on(std::vector<MeshAxis> axes, int64_t micro_batches = 1) {
+  return {init_device_mesh(std::move(axes)), {}, {}, micro_batches, {}};
+}
+
+testing::Case planned(testing::Case c) {
+  c.compile.executor = ExecutorKind::Planned;
+  return c;
+}
+
+// The rules of models/tensor_parallel_plans.h, as a config has them.
+testing::Case cut(std::vector<MeshAxis> axes, int64_t micro_batches = 1) {
+  std::vector<TensorParallelRule> rules;
+  for (const std::string& entry : models::tensor_parallel_plan("llama3", models::Experts::Some)) {
+    const size_t equals = entry.rfind('=');
+    rules.push_back({entry.substr(0, equals), Shard(entry[equals + 1] - '0')});
+  }
+  testing::Case c = on(std::move(axes), micro_batches);
+  c.rules = tensor_parallel(std::move(rules));
+  return c;
+}
+
+testing::Case exchanged(testing::Case c) {
+  c.expert.dispatch = DispatchMethod::Exchange;
+  return c;
+}
+
+testing::Case with_room(double capacity, testing::Case c) {
+  c.expert.capacity = capacity;
+  return c;
+}
+
+std::vector<testing::Case> all_axes() {
+  return {on({{"dp_shard", 1}}),
+          on({{"dp_shard", 3}}, 2),
+          planned(on({{"dp_replicate", 2}, {"dp_shard", 2}})),
+          cut({{"tp", 2}}),
+          planned(cut({{"dp_shard", 2}, {"tp", 2}}, 2)),
+          cut({{"cp", 2}, {"tp", 2}}),
+          on({{"ep", 2}}),
+          planned(on({{"dp_shard", 2}, {"ep", 4}})),
+          exchanged(on({{"ep", 4}}, 2)),
+          with_room(0.5, on({{"dp_shard", 2}, {"ep", 2}}))};
+}
+
+TEST_CASE("Qwen3-MoE over dp, tp, cp and ep trains as eager does over 20 steps") {
+  expect_parity_on(like_qwen3(), all_axes());
+}
+
+TEST_CASE("Mixtral over dp, tp, cp and ep trains as eager does over 20 steps") {
+  expect_parity_on(like_mixtral(), all_axes());
+}
+
+}  // namespace
+}  // namespace sfsdp
