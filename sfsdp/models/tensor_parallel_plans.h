@@ -15,7 +15,7 @@ namespace sfsdp::models {
 // Whether a model of the Llama family has experts. A rule must name a parameter, so the plans differ.
 enum class Experts : uint8_t { None, Some };
 
-// Of a flavor of llama3, without what single arguments change.
+// The experts of a flavor of llama3, without what single arguments change.
 inline Experts experts_of_flavor(std::string_view flavor) {
   constexpr std::array<std::string_view, 6> kMixtures = {"debugmodel_moe",     "30B-A3B", "235B-A22B",
                                                          "debugmodel_mixtral", "8x7B",    "8x22B"};

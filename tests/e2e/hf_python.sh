@@ -35,6 +35,19 @@ train llama 3 llama-bf16 --checkpoint.last_save_in_hf --checkpoint.export_dtype 
 mv "$dir/run/llama-bf16/checkpoint/hf-step-1" "$dir/out/llama-bf16"
 "$python" tests/fixtures/make_fixtures.py --exported "$dir/out" 2>"$dir/err" || fail "$(cat "$dir/err")"
 
+# Mixtures of experts, from their folders, and from folders in float8 with a scale a block, which become the numbers they stand for.
+"$python" tests/fixtures/make_mixtures.py --checkpoints "$dir/in"
+mkdir -p "$dir/mixtures/float32" "$dir/mixtures/float8"
+for case in deepseek_v3 deepseek_v3_plain qwen3_moe qwen3_moe_every_other mixtral; do
+  train "$case" 2 "$case" --checkpoint.last_save_in_hf
+  mv "$dir/run/$case/checkpoint/hf-step-1" "$dir/mixtures/float32/$case"
+done
+for case in float8-deepseek_v3 float8-qwen3_moe float8-mixtral; do
+  train "$case" 2 "$case" --checkpoint.last_save_in_hf --parallelism.expert_parallel_degree 2
+  mv "$dir/run/$case/checkpoint/hf-step-1" "$dir/mixtures/float8/$case"
+done
+"$python" tests/fixtures/make_mixtures.py --exported "$dir/mixtures" 2>"$dir/err" || fail "$(cat "$dir/err")"
+
 # Each rank's file holds whole tensors, or ranges of them as "name[begin:end]"; together they are the weights.
 train mistral 3 ranks --checkpoint.no_last_save_model_only
 "$python" - "$dir/run/ranks/checkpoint/step-1" "$dir/in/mistral/model.safetensors" <<'PY'

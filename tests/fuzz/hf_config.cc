@@ -33,7 +33,17 @@ std::vector<std::string> seeds() {
  "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": null, "vocab_size": 64,
  "rms_norm_eps": 1e-05, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "sliding_window": 16})",
       R"({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new", "n_embd": 32,
- "n_head": 4, "n_layer": 2, "n_positions": 24, "vocab_size": 64, "layer_norm_epsilon": 1e-05, "torch_dtype": "float32"})"};
+ "n_head": 4, "n_layer": 2, "n_positions": 24, "vocab_size": 64, "layer_norm_epsilon": 1e-05, "torch_dtype": "float32"})",
+      R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_act": "silu", "hidden_size": 48,
+ "intermediate_size": 80, "moe_intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4,
+ "num_key_value_heads": 2, "vocab_size": 64, "rms_norm_eps": 1e-06, "rope_theta": 10000, "num_experts": 8,
+ "num_experts_per_tok": 3, "norm_topk_prob": true, "decoder_sparse_step": 2, "mlp_only_layers": [0],
+ "use_sliding_window": true, "sliding_window": 8, "quantization_config": {"quant_method": "fp8", "fmt": "e4m3",
+ "activation_scheme": "dynamic", "weight_block_size": [128, 64]}})",
+      R"({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_act": "silu", "hidden_size": 48,
+ "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64,
+ "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": null,
+ "router_jitter_noise": 0.0})"};
 }
 
 SFSDP_FUZZ_TARGET(hf_config, read, seeds)

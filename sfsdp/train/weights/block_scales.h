@@ -20,7 +20,7 @@ namespace sfsdp::train {
 //           config.json does not say the blocks; no matrix; scales of another shape or dtype
 const TensorView* find_scales(const SafetensorsCheckpoint& checkpoint, const TensorView& view, const HfConfig& config);
 
-// A float8 matrix as the float32 numbers that it stands for. Of the matrix only what is asked for is read. The scales, of
+// A float8 matrix as the float32 numbers that it stands for. What is asked for is read of it, no more. The scales, of
 // which a block of 128 x 128 has one, are read whole; their dtype is F32, BF16, F16 or F8_E8M0 (powers of two).
 class ScaledMatrix {
  public:
