@@ -99,6 +99,19 @@ TEST_CASE("ring attention: beside other axes, with micro-batches, and where back
                          {{{"dp_replicate", 2}, {"cp", 2}}, false, kPlanned, Op, 3}});
 }
 
+// tp cuts the width of the one head, which goes round in parts that tp then joins.
+TEST_CASE("ring attention: all queries share one head of keys, beside tp") {
+  const auto make = [] {
+    models::Llama3Args args = testing::tiny_llama();
+    args.head_dim = 16;
+    args.n_kv_heads = 1;
+    return models::Llama3(args);
+  };
+  check_all(make, {{{{"cp", 2}, {"tp", 2}}},
+                   {{{"cp", 3}, {"tp", 2}}, false, kReference},
+                   {{{"dp_shard", 2}, {"cp", 2}, {"tp", 2}}, true, kPlanned, passes::RematMode::Full, 2}});
+}
+
 TEST_CASE("ring attention: GPT, whose heads have keys of their own") {
   check_all(kMakeGpt, {{{{"cp", 2}}}, {{{"cp", 3}}, false, kReference}, {{{"dp_shard", 2}, {"cp", 4}}}});
 }

@@ -2,6 +2,7 @@
 #include "sfsdp/plan/verify/ring_layouts.h"
 
 #include <algorithm>
+#include <array>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/opset.h"
@@ -115,6 +116,14 @@ RowLayouts moved(const Op& op, const Layout& operand, const std::vector<Layout>&
   return made;
 }
 
+// Whether a collective joins or cuts what it sends in this dimension.
+bool is_in_dimension(const Op& op, int64_t dim) {
+  return std::ranges::any_of(std::array{"dim", "split", "join"}, [&](const char* key) {
+    const auto* moved = op.find_attr<int64_t>(key);
+    return moved && *moved == dim;
+  });
+}
+
 }  // namespace
 
 std::optional<RowLayouts> ring_layouts(const Op& op, const std::vector<Layout>& operands,
@@ -124,6 +133,8 @@ std::optional<RowLayouts> ring_layouts(const Op& op, const std::vector<Layout>& 
   if (std::ranges::none_of(operands, is_of_ring)) return std::nullopt;
   if (op.is("sdpa_merge")) return merged(operands, ranks);
   if (op.is("aten.add.Tensor")) return added(op, operands, ranks);
+  if (!here && ir::is_collective(op) && operands.size() == 1 && !is_in_dimension(op, operands[0].dim))
+    return RowLayouts{{operands[0]}, ""};
   const bool moves = op.is("aten.clone") || ir::has_flag(op, ir::kMoves) || ir::has_flag(op, ir::kReshape) ||
                      ir::has_flag(op, ir::kPermute);
   if (moves && operands.size() == 1) return moved(op, operands[0], named);
