@@ -34,7 +34,8 @@ CompiledStep Captures::compile(const train::JobConfig& config, train::StepSetup 
 }
 
 int64_t Captures::experts(const train::JobConfig& config) {
-  return parallel::count_experts(get(config, nullptr)->job->graph, train::expert_parallel_of(config));
+  const passes::CanonicaliseOptions usual;  // as compile asks for it, so that it finds this capture
+  return parallel::count_experts(get(config, &usual)->job->graph, train::expert_parallel_of(config));
 }
 
 std::shared_ptr<const Captures::Entry> Captures::get(const train::JobConfig& config,
