@@ -175,17 +175,26 @@ struct Less {
 };
 using Needs = std::set<Placement, Less>;
 
-// What all that is wanted of a value costs: a part of what is whole is next to nothing, a sum that is scattered may be gathered.
+// Bytes that are sent; a part of what is whole is next to nothing. A weight is not gathered: it was to be cut.
+double sent(const Value& value, const Placement& from, const Placement& to) {
+  const auto bytes = static_cast<double>(value.type().bytes());
+  if (from.kind == Placement::Kind::Shard && value.producer()->is("param"))
+    return std::numeric_limits<double>::infinity();
+  if (from == kWhole) return 1e-3 * bytes;
+  return from == kSum && to == kWhole ? 2 * bytes : bytes;
+}
+
+// What all that is wanted of a value costs: a sum that is scattered may be gathered.
 double cost_of(const Value& value, const Placement& base, Needs needs) {
   needs.erase(base);
   double cost = 0;
   if (needs.empty()) return 0;
   if (needs.contains(kSum)) return std::numeric_limits<double>::infinity();
   const bool one_part = needs.size() == 1 && !needs.contains(kWhole);
-  if (one_part) return redistribution_cost(value, base, *needs.begin(), 0);
-  if (base != kWhole) cost += redistribution_cost(value, base, kWhole, 0);
+  if (one_part) return sent(value, base, *needs.begin());
+  if (base != kWhole) cost += sent(value, base, kWhole);
   for (const Placement& part : needs)
-    if (part != kWhole) cost += redistribution_cost(value, kWhole, part, 0);
+    if (part != kWhole) cost += sent(value, kWhole, part);
   return cost;
 }
 
@@ -304,10 +313,10 @@ double cost_of(const ir::Graph& graph) {
   return cost;
 }
 
-// The bar is 1 % for each step, which the walk misses: it takes for each op, in their order, what sends least in front of it. What it reaches
-// holds (docs/benchmarks.md).
-TEST_CASE("partition against the best placements of 200 random steps: in all a fifth more is sent at most") {
-  int64_t cut = 0, worse = 0;
+// Trials of 48 ops see all of these steps. Two choices that would both have to differ are not seen, nor ways to cut a summand that the walk
+// does not offer: a part of its columns, for an op that is no product, beside rows that are cut.
+TEST_CASE("partition against the best placements of 200 random steps: all but one send at most 1 % more") {
+  int64_t cut = 0, worse = 0, better = 0;
   double chosen = 0, best = 0;
   for (uint64_t seed = 0; seed < 200; ++seed) {
     CAPTURE(seed);
@@ -317,18 +326,20 @@ TEST_CASE("partition against the best placements of 200 random steps: in all a f
     graph.view = ir::Graph::View::Local;
     partition(graph, {"tp", kRanks}, step.cuts, {.sequence_parallel = true});
     CHECK(plan::verify_layouts(graph) == "");
-    const double sent = cost_of(graph);
-    const double least = Enumeration(ir::parse_or_throw(step.text), step.cuts, sent + 1).best();
-    CHECK(least <= sent);
-    cut += sent > 0 ? 1 : 0;
-    worse += sent > 1.01 * least ? 1 : 0;
-    chosen += sent;
+    const double here = cost_of(graph);
+    const double least = Enumeration(ir::parse_or_throw(step.text), step.cuts, 1e9).best();
+    cut += here > 0 ? 1 : 0;
+    worse += here > 1.01 * least ? 1 : 0;
+    better += here < least ? 1 : 0;  // where an op is computed twice, on parts and on wholes
+    chosen += here;
     best += least;
   }
-  MESSAGE(worse, " of ", cut, " steps send more than 1 % more than the best, all together ", chosen / best,
-          " times as much");
+  MESSAGE(worse, " of ", cut, " steps send more than 1 % more than the best, ", better, " less, all together ",
+          chosen / best, " times as much");
   CHECK(cut > 100);
-  CHECK(chosen <= 1.2 * best);
+  CHECK(worse <= 1);
+  CHECK(better <= 1);
+  CHECK(chosen <= 1.01 * best);
 }
 
 }  // namespace

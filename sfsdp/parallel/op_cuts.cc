@@ -120,12 +120,13 @@ struct Cut {
 
 class Ways {
  public:
-  Ways(const Op& op, const std::vector<Placement>& operands, int64_t ranks, bool cut_summands)
+  Ways(const Op& op, const std::vector<ClauseParts>& clauses, const std::vector<Placement>& operands, int64_t ranks,
+       bool cut_summands)
       : op_(op),
         operands_(operands),
         ranks_(ranks),
         cut_summands_(cut_summands),
-        clauses_(ir::parts_of(op)),
+        clauses_(clauses),
         map_(ir::map_of(op.opcode.row())) {}
 
   std::vector<OpCut> all() const {
@@ -336,7 +337,7 @@ class Ways {
   const std::vector<Placement>& operands_;
   const int64_t ranks_;
   const bool cut_summands_;
-  const std::vector<ClauseParts> clauses_;
+  const std::vector<ClauseParts>& clauses_;
   const ir::AccessMap* map_;
 };
 
@@ -346,7 +347,21 @@ bool is_view(const Op& op) { return ir::has_flag(op, ir::kReshape) || ir::has_fl
 
 std::vector<OpCut> cuts_of(const Op& op, const std::vector<Placement>& operands, int64_t ranks, bool cut_summands) {
   if (ir::is_collective(op)) return cuts_of_collective(op, operands[0]);
-  return is_view(op) ? cuts_of_view(op, operands[0], ranks) : Ways(op, operands, ranks, cut_summands).all();
+  if (is_view(op)) return cuts_of_view(op, operands[0], ranks);
+  return Ways(op, ir::parts_of(op), operands, ranks, cut_summands).all();
+}
+
+const std::vector<OpCut>& CutsOfOps::of(const Op& op, const std::vector<Placement>& operands) {
+  Known& known = known_[&op];
+  for (const Answer& answer : known.answers)
+    if (answer.operands == operands) return answer.cuts;
+  if (ir::is_collective(op) || is_view(op)) {
+    known.answers.push_back({operands, cuts_of(op, operands, ranks_, cut_summands_)});
+  } else {
+    if (!known.parts) known.parts = ir::parts_of(op);
+    known.answers.push_back({operands, Ways(op, *known.parts, operands, ranks_, cut_summands_).all()});
+  }
+  return known.answers.back().cuts;
 }
 
 bool has_rule(const Op& op) { return is_view(op) || ir::is_collective(op) || ir::map_of(op.opcode.row()) != nullptr; }

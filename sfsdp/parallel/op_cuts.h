@@ -3,12 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "sfsdp/ir/access.h"
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/ir/placement.h"
+#include "sfsdp/ir/side_table.h"
 
 namespace sfsdp::parallel {
 
@@ -24,6 +27,27 @@ struct OpCut {
 //   cut_summands: one of 3 dimensions or more may be cut instead of being whole, in dimension 0 where the ranks divide it, else in 1
 std::vector<OpCut> cuts_of(const ir::Op& op, const std::vector<ir::Placement>& operands, int64_t ranks,
                            bool cut_summands = false);
+
+// The same of a graph's ops, each answer kept. Undefined once an op's types, operands or attributes have changed.
+class CutsOfOps {
+ public:
+  CutsOfOps(const ir::Graph& graph, int64_t ranks, bool cut_summands)
+      : ranks_(ranks), cut_summands_(cut_summands), known_(graph) {}
+  const std::vector<OpCut>& of(const ir::Op& op, const std::vector<ir::Placement>& operands);
+
+ private:
+  struct Answer {
+    std::vector<ir::Placement> operands;
+    std::vector<OpCut> cuts;
+  };
+  struct Known {
+    std::optional<std::vector<ir::ClauseParts>> parts;
+    std::deque<Answer> answers;
+  };
+  const int64_t ranks_;
+  const bool cut_summands_;
+  ir::OpTable<Known> known_;
+};
 
 // Whether anything says how the op may be cut: views have rules of their own.
 bool has_rule(const ir::Op& op);

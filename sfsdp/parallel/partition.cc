@@ -18,9 +18,11 @@
 #include "sfsdp/mesh/model_axis.h"
 #include "sfsdp/parallel/expert_cuts.h"
 #include "sfsdp/parallel/localise.h"
+#include "sfsdp/parallel/made_again.h"
 #include "sfsdp/parallel/op_cuts.h"
 #include "sfsdp/parallel/redistribute.h"
 #include "sfsdp/parallel/ring_attention.h"
+#include "sfsdp/parallel/rollout.h"
 #include "sfsdp/parallel/sequence_cuts.h"
 #include "sfsdp/parallel/take_biases_apart.h"
 #include "sfsdp/parallel/vocabulary_cuts.h"
@@ -57,7 +59,23 @@ class Partitioner {
         expert_(expert),
         wanted_rows_(context && expert.dispatch != DispatchMethod::Gather ? find_wanted_rows(graph, cuts)
                                                                           : WantedRows()),
-        build_(graph) {}
+        build_(graph) {
+    if (!context_) rollout_.emplace(graph, cuts_, options_, axis_.size);
+  }
+
+  // ---- for MadeAgain
+
+  Placement placement_of(const Value* value) const {
+    const auto found = placements_.find(value);
+    return found == placements_.end() ? kWhole : found->second;
+  }
+  bool is_whole_made(const Value* value) const { return is_made(value, kWhole, false); }
+  bool is_whole_alike(const Value& value) const {
+    return is_whole_made(&value) && made_.at(&value).at(key_of(kWhole))->type().strides == value.type().strides;
+  }
+  const std::vector<Value*>& operands_of(const Op& op) const {
+    return rollout_ && rollout_->knows(op) ? rollout_->operands_of(op) : op.operands;
+  }
 
   PartitionReport run() {
     std::vector<Op*> ops;
@@ -77,11 +95,6 @@ class Partitioner {
   }
 
  private:
-  Placement placement_of(const Value* value) const {
-    const auto found = placements_.find(value);
-    return found == placements_.end() ? kWhole : found->second;
-  }
-
   // What later ops read in place of a value: a rank's part of an input, a mean that was made of sums.
   Value* instead_of(Value* value) const {
     const auto found = instead_.find(value);
@@ -272,25 +285,25 @@ class Partitioner {
 
   Choice choose(const Op& op, const std::vector<Placement>& operands) {
     check_has_rule(op, operands);
+    if (rollout_) {
+      Rollout::Way way = rollout_->choose(op);
+      return {std::move(way.cut), way.of_vocabulary ? Named::Vocabulary : Named::No};
+    }
     std::vector<Choice> ways;
-    if (context_ && op.is("aten._grouped_mm") && op.operands[2] && placement_of(op.operands[2]) == kWhole)
+    if (op.is("aten._grouped_mm") && op.operands[2] && placement_of(op.operands[2]) == kWhole)
       if (auto way = expert_cut_of(op, operands, number_of(op.operands[2]))) return {std::move(*way), Named::Experts};
     if (auto way = way_of_rows(op, operands)) return {std::move(*way), Named::Exchange};
-    if (context_ && op.is("sdpa", "sdpa_backward") && may_exchange_heads(op, operands)) {
+    if (op.is("sdpa", "sdpa_backward") && may_exchange_heads(op, operands)) {
       auto way = head_cut_of(op, axis_.size, inner_);
       if (!way && context_->rotate_method == RotateMethod::AllToAll) throw_no_heads(op, axis_, inner_);
       if (way) ways.push_back({std::move(*way), Named::Heads});
       if (way && (op.is("sdpa_backward") || context_->rotate_method == RotateMethod::AllToAll))
         return std::move(ways[0]);
     }
-    if (context_ && context_->rotate_method == RotateMethod::Ring)
+    if (context_->rotate_method == RotateMethod::Ring)
       if (auto way = ring_cut_of(op, operands)) return {std::move(*way), Named::Ring};
-    const auto named = context_ ? std::nullopt : vocabulary_cut_of(op, operands, options_.loss_parallel);
-    if (named) ways.push_back({named->way, Named::Vocabulary});
-    if (context_)
-      if (auto way = sequence_cut_of(op, operands)) ways.push_back({std::move(*way), Named::Sequence});
-    if (!named || !named->only)
-      for (OpCut& way : cuts_of(op, operands, granule(), options_.sequence_parallel)) ways.push_back({std::move(way)});
+    if (auto way = sequence_cut_of(op, operands)) ways.push_back({std::move(*way), Named::Sequence});
+    for (OpCut& way : cuts_of(op, operands, granule())) ways.push_back({std::move(way)});
     if (const auto hinted = with_hints(op.operands, operands))
       for (OpCut& way : cuts_of(op, *hinted, granule())) ways.push_back({std::move(way)});
     if (std::ranges::any_of(operands, is_rows))
@@ -372,54 +385,27 @@ class Partitioner {
       if (*way.operands[k] == kSum && operands[k] == kSum && made_.contains(operand)) return kImpossible;
       if (is_first && !is_made(operand, *way.operands[k], heads))
         cost += *way.operands[k] == kWhole && is_cut(operands[k])
-                    ? cost_of_whole(*operand)
-                    : redistribution_cost(*operand, operands[k], *way.operands[k], context_ ? axis_.size : 0);
+                    ? MadeAgain(*this).cost_of_whole(*operand)
+                    : redistribution_cost(*operand, operands[k], *way.operands[k], axis_.size);
     }
     return cost;
   }
 
-  // ---- what is gathered before it is expanded
+  // Of a summand that was made whole, or a part, for another op: to take a part of that, or to gather it, sends less than to add up again.
+  Value* better_source(const Value* value, const Placement& wanted) const {
+    const auto made = made_.find(value);
+    if (!rollout_ || placement_of(value) != kSum || made == made_.end()) return nullptr;
+    for (const auto& [key, source] : made->second)
+      if (source && is_cut(wanted) ? placement_of(source) == kWhole
+                                   : source && wanted == kWhole && is_cut(placement_of(source)))
+        return source;
+    return nullptr;
+  }
 
-  // A light op on wholes gives the whole: where these are half as many bytes at most, they are sent, and all ranks compute it. The
-  // gradient of a token's experts is that of the token, times a number for each.
-  bool is_made_again(const Value& value, int depth = 0) const {
-    return is_cut(placement_of(&value)) && !is_made(&value, kWhole, false) &&
-           2 * cost_again(value, depth) <= redistribution_cost(value, placement_of(&value), kWhole, 0);
-  }
-  double cost_of_whole(const Value& value, int depth = 0) const {
-    const Placement from = placement_of(&value);
-    if (from == kWhole || is_made(&value, kWhole, false)) return 0;
-    return is_made_again(value, depth) ? cost_again(value, depth) : redistribution_cost(value, from, kWhole, 0);
-  }
-  double cost_again(const Value& value, int depth) const {
-    constexpr int kDeepest = 6;
-    const Op& op = *value.producer();
-    const ir::OpRow* row = op.opcode.row();
-    const bool is_light = row && (row->cost == ir::CostClass::Free || row->cost == ir::CostClass::Pointwise);
-    if (depth == kDeepest || !is_light || op.results().size() != 1 || ir::is_root(op) || ir::draws(op) ||
-        ir::has_flag(op, ir::kByCoordinate) || op.has_attr("axis") || op.is("reorder"))
-      return kImpossible;
-    double cost = 0;
-    std::unordered_set<const Value*> seen;
-    for (const Value* operand : op.operands) {
-      if (!operand || !seen.insert(operand).second) continue;
-      // What is gathered lies in memory without gaps, which views of it would see.
-      if (!operand->type().strides.empty() && placement_of(operand) != kWhole && !is_whole_alike(*operand) &&
-          !is_made_again(*operand, depth + 1))
-        return kImpossible;
-      cost += cost_of_whole(*operand, depth + 1);
-    }
-    return cost;
-  }
-  // Whether the whole is there, and lies in memory as the value does.
-  bool is_whole_alike(const Value& value) const {
-    return is_made(&value, kWhole, false) &&
-           made_.at(&value).at(key_of(kWhole))->type().strides == value.type().strides;
-  }
   Value* make_again(Value* value, Op* reader) {
     const Op& op = *value->producer();
     std::vector<Value*> operands;
-    for (Value* operand : op.operands) operands.push_back(operand ? lying(operand, kWhole, reader) : nullptr);
+    for (Value* operand : operands_of(op)) operands.push_back(operand ? lying(operand, kWhole, reader) : nullptr);
     return build_.before(reader)
         .like(op)
         .in(reader->section)
@@ -457,6 +443,7 @@ class Partitioner {
 
   // As its parameter lies. Summands are left to data_parallel, which reduces them with what ranks have of other samples.
   void gradient(Op& op) {
+    if (rollout_) rollout_->take_gradient(op);
     const auto cut = cuts_.find(op.attr<std::string>("param"));
     Placement wanted = cut == cuts_.end() ? kWhole : Placement::shard(cut->second);
     if (wanted == kWhole && placement_of(op.operands[0]) == kSum) wanted = kSum;
@@ -494,8 +481,9 @@ class Partitioner {
     // Over a tensor axis a product of parts that were exchanged would leave a summand of a weight's gradient, which is sent too.
     if (is_cut(wanted) && is_cut(from) && !(context_ && moves_by_exchange(*value, from, wanted)))
       return lying(lying(value, kWhole, reader), wanted, reader, heads);
+    if (Value* source = better_source(value, wanted)) return lying(source, wanted, reader);
     if (wanted == kWhole && is_cut(from) && context_) check_no_expert(*value, reader);
-    if (wanted == kWhole && reader && is_made_again(*value)) return make_again(value, reader);
+    if (wanted == kWhole && reader && MadeAgain(*this).is_made_again(*value)) return make_again(value, reader);
     if (is_rows(wanted) && from != kWhole) return lying(lying(value, kWhole, reader), wanted, reader);
     if (is_rows(from) && wanted != kSum) return lying(lying(value, kSum, reader), wanted, reader);
     const auto place = (reader ? build_.before(reader) : build_.after(value->producer())).like(*value->producer());
@@ -559,6 +547,7 @@ class Partitioner {
   const ExpertParallelOptions& expert_;
   const WantedRows wanted_rows_;
   ir::Builder build_;
+  std::optional<Rollout> rollout_;                                // over a tensor axis
   Placements placements_;                                         // of what is not whole
   std::unordered_map<const Value*, std::map<Key, Value*>> made_;  // of a value, by dimension, blocks, heads; -1: whole
   std::unordered_map<const Value*, Value*> instead_;

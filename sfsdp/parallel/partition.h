@@ -4,7 +4,8 @@
 // Why:    a rank holds and computes its part of every wide product; forward, backward and gradients are one graph, so one walk
 //         places them all.
 // How:    each op is asked, in order, in which ways its row lets it be cut, given how its operands lie; the way that sends
-//         least is taken, and the collectives that it needs go in front of it. Then all sizes become a rank's own.
+//         least is taken (over a tensor axis with what later ops then send: rollout.h), and the collectives that it needs go in
+//         front of it. Then all sizes become a rank's own.
 // Needs:  a graph from capture, of global sizes; canonical ops, as their rows say more than those of the ops they stand for.
 // Leaves: every value's placement on the axis in its type; gradients placed as their parameters, or summands of these; outputs
 //         whole. What plan/verify/layouts.h proves of the final program.

@@ -128,7 +128,8 @@ TEST_CASE("partition: an op of which nothing says how it may be cut is refused w
       "weights of mlp");
 }
 
-// Softmax reads whole rows, tril knows its place; both are gathered for, and their gradients come out cut again.
+// Softmax reads whole rows, tril knows its place. One gather does for both: the other softmax, along the dimension that is not cut, could
+// have computed a rank's part, and would have had it gathered for tril.
 TEST_CASE("partition: what must be whole is gathered before it") {
   const ir::Graph graph = cut(R"(
     graph mesh [] view global
@@ -156,14 +157,8 @@ TEST_CASE("partition: what must be whole is gathered before it") {
       %h.dense = aten.clone %h.back memory_format=0 : f32[6, 2, 4] at w
       %h.whole = aten.view %h.dense size=[6, 8] : f32[6, 8] at w
       %s = aten._softmax %h.whole dim=1 half_to_float=false : f32[6, 8] at act
-      %t = aten._softmax %h dim=0 half_to_float=false : f32[6, 4/tp] at act
-      %t.parts = aten.view %t size=[6, 1, 4] : f32[6, 1/tp, 4] at act
-      %t.front = aten.permute %t.parts dims=[1, 0, 2] : f32[1/tp, 6, 4] at act
-      %t.all = all_gather %t.front axis=tp dim=0 : f32[2, 6, 4] at act
-      %t.back = aten.permute %t.all dims=[1, 0, 2] : f32[6, 2, 4]{4, 24, 1} at act
-      %t.dense = aten.clone %t.back memory_format=0 : f32[6, 2, 4] at act
-      %t.whole = aten.view %t.dense size=[6, 8] : f32[6, 8] at act
-      %l = aten.tril %t.whole : f32[6, 8] at act
+      %t = aten._softmax %h.whole dim=0 half_to_float=false : f32[6, 8] at act
+      %l = aten.tril %t : f32[6, 8] at act
       %y = aten.add.Tensor %s, %l : f32[6, 8]
       return %y
   )"));
@@ -182,7 +177,10 @@ TEST_CASE("partition: heads are cut out of a width, and joined to one again") {
       %b = aten.transpose.int %a dim0=1 dim1=2 : f32[2, 4, 3, 6]{72, 6, 24, 1}
       %c = aten.clone %b memory_format=0 : f32[2, 4, 3, 6]
       %d = aten.view %c size=[8, 18] : f32[8, 18]
-      %n = aten.neg %b : f32[2, 4, 3, 6]{72, 6, 24, 1}
+      %g = linear %x, %w : f32[2, 3, 24] at w
+      %e = aten.view %g size=[2, 3, 4, 6] : f32[2, 3, 4, 6]
+      %f = aten.transpose.int %e dim0=1 dim1=2 : f32[2, 4, 3, 6]{72, 6, 24, 1}
+      %n = aten.neg %f : f32[2, 4, 3, 6]{72, 6, 24, 1}
       return %d, %n
   )",
                               tensor_parallel({{"w", Shard(0)}}), 2);
@@ -204,7 +202,10 @@ TEST_CASE("partition: heads are cut out of a width, and joined to one again") {
       %d.blocks.dense = aten.clone %d.blocks.back memory_format=0 : f32[2, 2, 2, 18]
       %d.blocks.whole = aten.view %d.blocks.dense size=[2, 4, 18] : f32[2, 4, 18]
       %d.blocks.whole.whole = aten.view %d.blocks.whole size=[8, 18] : f32[8, 18]
-      %n = aten.neg %b : f32[2, 2/tp, 3, 6]{36, 6, 12, 1}
+      %g = linear %x, %w : f32[2, 3, 12/tp] at w
+      %e = aten.view %g size=[2, 3, 2, 6] : f32[2, 3, 2/tp, 6]
+      %f = aten.transpose.int %e dim0=1 dim1=2 : f32[2, 2/tp, 3, 6]{36, 6, 12, 1}
+      %n = aten.neg %f : f32[2, 2/tp, 3, 6]{36, 6, 12, 1}
       %n.flat = aten.permute %n dims=[0, 2, 1, 3] : f32[2, 3, 2/tp, 6]
       %n.flat.parts = aten.view %n.flat size=[2, 3, 1, 2, 6] : f32[2, 3, 1/tp, 2, 6]
       %n.flat.front = aten.permute %n.flat.parts dims=[2, 0, 1, 3, 4] : f32[1/tp, 2, 3, 2, 6]

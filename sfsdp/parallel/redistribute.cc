@@ -47,6 +47,13 @@ Placement moved(const Placement& placement, const Shape& order) {
   return Placement::shard(std::ranges::find(order, placement.dim) - order.begin(), placement.blocks);
 }
 
+// Where another axis places rows that only memory says: the dimension that they are in, by that of before.
+template <class NewDim>
+void for_rows(Type& type, const NewDim& new_dim) {
+  for (ir::AxisPlacement& p : type.placements)
+    if (is_rows(p.placement)) p.placement.dim = new_dim(p.placement.dim);
+}
+
 Value* permuted(const ir::Builder::Place& place, Value* value, const Shape& order, const std::string& name,
                 const Placement& placement, Placements& placements) {
   const Shape strides = ir::strides_of(value->type());
@@ -59,6 +66,7 @@ Value* permuted(const ir::Builder::Place& place, Value* value, const Shape& orde
     steps.push_back(strides[static_cast<size_t>(dim)]);
   }
   if (!ir::same_places(type, steps)) type.strides = steps;
+  for_rows(type, [&](int64_t dim) { return std::ranges::find(order, dim) - order.begin(); });
   Value* made = place.value("aten.permute", {value}, type, name, {{"dims", order}});
   if (placement != kWhole) placements[made] = placement;
   return made;
@@ -109,24 +117,23 @@ class Redistributor {
   Value* gather(int64_t dim) {
     const Placement at_dim = Placement::shard(dim);
     if (leads(dim)) return send("all_gather", dense(value_, at_dim), dims_, value_->name() + ".whole", kWhole, dim);
-    Value* own = permute(view(dense(value_, at_dim), split(dim, axis_.size), at_dim, ".parts"), to_front(dim),
+    Value* own = permute(apart(dense(value_, at_dim), dim, axis_.size, at_dim, ".parts"), to_front(dim),
                          Placement::shard(0), ".front");
     Value* all = send("all_gather", own, own->type().dims, value_->name() + ".all", kWhole);
-    return view(dense(permute(all, to_back(dim), kWhole, ".back"), kWhole), dims_, kWhole, ".whole");
+    return joined(dense(permute(all, to_back(dim), kWhole, ".back"), kWhole), dim, dims_, kWhole, ".whole");
   }
 
   Value* scatter_sum(int64_t dim) {
     const Placement at_dim = Placement::shard(dim);
     if (leads(dim)) return send("reduce_scatter", dense(value_, kSum), dims_, value_->name() + ".part", at_dim, dim);
-    Value* front =
-        permute(view(dense(value_, kSum), split(dim, axis_.size), kSum, ".parts"), to_front(dim), kSum, ".front");
+    Value* front = permute(apart(dense(value_, kSum), dim, axis_.size, kSum, ".parts"), to_front(dim), kSum, ".front");
     Value* parts = dense(front, kSum);
     Value* own = send("reduce_scatter", parts, parts->type().dims, value_->name() + ".own", Placement::shard(0));
-    return view(permute(own, to_back(dim), at_dim, ".back"), dims_, at_dim, ".part");
+    return joined(permute(own, to_back(dim), at_dim, ".back"), dim, dims_, at_dim, ".part");
   }
 
   Value* sum() {
-    return place_.value("all_reduce", {dense(value_, kSum)}, type_of(dims_), value_->name() + ".sum",
+    return place_.value("all_reduce", {dense(value_, kSum)}, type_of(value_, dims_), value_->name() + ".sum",
                         {{"axis", axis_.name}});
   }
 
@@ -137,23 +144,23 @@ class Redistributor {
   // What is cut in `join` is cut in `split` instead.
   Value* exchange(int64_t join, int64_t split) {
     Value* flat = dense(value_, Placement::shard(join));
-    return made(place_.value("all_to_all", {flat}, type_of(dims_), value_->name() + ".moved",
+    return made(place_.value("all_to_all", {flat}, type_of(value_, dims_), value_->name() + ".moved",
                              {{"axis", axis_.name}, {"split", split}, {"join", join}}),
                 Placement::shard(split));
   }
 
   Value* pass_on(int64_t shift, const std::string& name, const Placement& placement) {
-    return made(place_.value("permute", {dense(value_, placement)}, type_of(dims_), name,
+    return made(place_.value("permute", {dense(value_, placement)}, type_of(value_, dims_), name,
                              {{"axis", axis_.name}, {"shift", shift}}),
                 placement);
   }
 
   // With the blocks of the dimension as a dimension of their own before it, and without them again.
   Value* with_blocks(const Placement& cut, const Placement& placement) {
-    return view(dense(value_, placement), split(cut.dim, cut.blocks), in_block(cut, placement), ".blocks");
+    return apart(dense(value_, placement), cut.dim, cut.blocks, in_block(cut, placement), ".blocks");
   }
   Value* without_blocks(const Placement& cut, const Dims& dims, const Placement& placement, const char* suffix) {
-    return view(dense(value_, in_block(cut, placement)), dims, placement, suffix);
+    return joined(dense(value_, in_block(cut, placement)), cut.dim, dims, placement, suffix);
   }
   // How what lies so lies once the blocks of `cut` are a dimension.
   static Placement in_block(const Placement& cut, const Placement& placement) {
@@ -194,8 +201,8 @@ class Redistributor {
   // ---- ops
 
   // As other axes place the value.
-  Type type_of(const Dims& dims) const {
-    Type type = value_->type();
+  static Type type_of(const Value* value, const Dims& dims) {
+    Type type = value->type();
     type.dims = dims;
     type.strides.clear();
     return type;
@@ -206,13 +213,24 @@ class Redistributor {
   }
   Value* send(const char* opcode, Value* value, const Dims& dims, const std::string& name, const Placement& placement,
               int64_t dim = 0) {
-    return made(place_.value(opcode, {value}, type_of(dims), name, {{"axis", axis_.name}, {"dim", dim}}), placement);
+    return made(place_.value(opcode, {value}, type_of(value, dims), name, {{"axis", axis_.name}, {"dim", dim}}),
+                placement);
   }
   Value* dense(Value* value, const Placement& placement) {
     return parallel::dense(place_, value, value_->name(), placement, placements_);
   }
-  Value* view(Value* value, const Dims& dims, const Placement& placement, const char* suffix) {
-    const Type type = type_of(dims);
+  // The dimension as `outer` × the rest; and the two as one again.
+  Value* apart(Value* value, int64_t dim, int64_t outer, const Placement& placement, const char* suffix) {
+    Type type = type_of(value, split(dim, outer));
+    for_rows(type, [&](int64_t d) { return d < dim ? d : d + 1; });
+    return view(value, type, placement, suffix);
+  }
+  Value* joined(Value* value, int64_t dim, const Dims& dims, const Placement& placement, const char* suffix) {
+    Type type = type_of(value, dims);
+    for_rows(type, [&](int64_t d) { return d <= dim ? d : d - 1; });
+    return view(value, type, placement, suffix);
+  }
+  Value* view(Value* value, const Type& type, const Placement& placement, const char* suffix) {
     return made(place_.value("aten.view", {value}, type, value_->name() + suffix, {{"size", type.shape()}}), placement);
   }
   Value* permute(Value* value, const Shape& order, const Placement& placement, const char* suffix) {
@@ -288,11 +306,20 @@ double redistribution_cost(const Value& value, const Placement& from, const Plac
     return is_rows(from) ? kCopy * static_cast<double>(value.type().bytes()) : std::numeric_limits<double>::infinity();
   if (is_rows(to) && from != kWhole)
     return redistribution_cost(value, from, kWhole, ranks) + redistribution_cost(value, kWhole, to, ranks);
-  const bool undoes = from.kind == Placement::Kind::Shard && value.producer()->is("param");
+  // Parts that do not lie together are copied, and rows that only memory says are then not in front.
+  const auto is_copied = [&](const Placement& cut) {
+    const auto& dims = value.type().dims;
+    return is_cut(cut) && std::any_of(dims.begin(), dims.begin() + cut.dim, [](const Dim& d) { return d.size != 1; });
+  };
+  const bool holds_rows =
+      std::ranges::any_of(value.type().placements, [](const auto& p) { return is_rows(p.placement); });
+  const bool undoes = (is_cut(from) && value.producer()->is("param")) ||
+                      (holds_rows && (is_copied(from) || (from == kSum && is_copied(to))));
   const double bytes = static_cast<double>(value.type().bytes()) * (undoes ? kUndone : 1);
-  if (to == kWhole) return is_cut(from) ? bytes : 2 * bytes;
+  const auto copied = [&](const Placement& cut) { return is_copied(cut) ? kCopy * bytes : 0; };
+  if (to == kWhole) return is_cut(from) ? bytes + copied(from) : 2 * bytes;
   if (from == kWhole) return kCopy * bytes;
-  if (from == kSum || is_rows(from)) return bytes;
+  if (from == kSum || is_rows(from)) return bytes + copied(to);
   return ranks > 0 && moves_by_exchange(value, from, to) ? bytes / static_cast<double>(ranks) : (1 + kCopy) * bytes;
 }
 

@@ -37,16 +37,19 @@ Value* gathered_parts(const Op& op, const ir::Builder::Place& before, const Mesh
 
 }  // namespace
 
-std::optional<VocabularyCut> vocabulary_cut_of(const Op& op, const std::vector<Placement>& operands,
-                                               bool loss_parallel) {
+std::optional<VocabularyCut> vocabulary_cut_of(const Op& op, const std::vector<Placement>& operands, bool loss_parallel,
+                                               bool forward_is_cut) {
   const Placement rows = Placement::shard(0), classes = Placement::shard(1);
   if (op.is("embedding") && operands[0] == rows) return cut(op, 0, rows, kSum, false);
-  if (op.is("embedding_backward") && op.bwd_of && op.bwd_of->is("embedding") && op.bwd_of->has_attr("axis"))
-    return cut(op, -1, kWhole, rows, true);
+  if (op.is("embedding_backward") && forward_is_cut) return cut(op, -1, kWhole, rows, true);
   if (op.is("cross_entropy") && loss_parallel && operands[0] == classes) return cut(op, 0, classes, kWhole, false);
-  if (op.is("cross_entropy_backward") && op.operands[4]->producer()->is("cross_entropy_of_parts"))
-    return cut(op, 1, classes, classes, true);
+  if (op.is("cross_entropy_backward") && forward_is_cut) return cut(op, 1, classes, classes, true);
   return std::nullopt;
+}
+
+const Op* forward_of_vocabulary(const Op& op) {
+  if (op.is("embedding_backward")) return op.bwd_of;
+  return op.is("cross_entropy_backward") ? op.operands[4]->producer() : nullptr;
 }
 
 void lower_to_own_part(Op& op, const ir::Builder::Place& before, const MeshAxis& axis, Placements& placements) {

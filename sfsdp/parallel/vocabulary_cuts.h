@@ -21,13 +21,16 @@ namespace sfsdp::parallel {
 //   cross_entropy          where loss_parallel: three numbers a token from each rank, of which all make the loss
 //   cross_entropy_backward of such a loss: of the rank's columns
 // nullopt: the op is none of these, or its operands are not cut so.
-//   only: set where the op cannot be done in another way
+//   forward_is_cut: of the op that forward_of_vocabulary says
+//   only:           set where the op cannot be done in another way
 struct VocabularyCut {
   OpCut way;
   bool only = false;
 };
 std::optional<VocabularyCut> vocabulary_cut_of(const ir::Op& op, const std::vector<ir::Placement>& operands,
-                                               bool loss_parallel);
+                                               bool loss_parallel, bool forward_is_cut);
+// The lookup or loss whose backward the op is; nullptr: it is none.
+const ir::Op* forward_of_vocabulary(const ir::Op& op);
 
 // Makes `op` what it is on a rank, its operands lying as the cut says: axis= in place, or the parts of a loss before it.
 void lower_to_own_part(ir::Op& op, const ir::Builder::Place& before, const MeshAxis& axis, Placements& placements);
