@@ -16,10 +16,12 @@
 #include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/model_axis.h"
+#include "sfsdp/parallel/constraints.h"
 #include "sfsdp/parallel/expert_cuts.h"
 #include "sfsdp/parallel/localise.h"
 #include "sfsdp/parallel/op_cuts.h"
 #include "sfsdp/parallel/redistribute.h"
+#include "sfsdp/parallel/refusals.h"
 #include "sfsdp/parallel/ring_attention.h"
 #include "sfsdp/parallel/sequence_cuts.h"
 #include "sfsdp/parallel/take_biases_apart.h"
@@ -36,13 +38,6 @@ constexpr double kImpossible = std::numeric_limits<double>::infinity();
 bool is_cut(const Placement& placement) { return placement.kind == Placement::Kind::Shard; }
 bool is_rows(const Placement& placement) { return placement.kind == Placement::Kind::Rows; }
 
-std::string text_of(const Placement& placement) {
-  if (placement.kind == Placement::Kind::Shard)
-    return concat("cut in dimension ", placement.dim,
-                  placement.blocks == 1 ? "" : concat(", in ", placement.blocks, " blocks"));
-  return placement == kSum ? "a summand" : is_rows(placement) ? "a rank's rows" : "whole";
-}
-
 class Partitioner {
  public:
   Partitioner(Graph& graph, MeshAxis axis, const std::map<std::string, int64_t>& cuts,
@@ -57,7 +52,10 @@ class Partitioner {
         expert_(expert),
         wanted_rows_(context && expert.dispatch != DispatchMethod::Gather ? find_wanted_rows(graph, cuts)
                                                                           : WantedRows()),
-        build_(graph) {}
+        build_(graph) {
+    for (const ConstrainedValue& one : find_constrained(graph, options.constraints, axis_.size))
+      constrained_.emplace(one.value, one);
+  }
 
   PartitionReport run() {
     std::vector<Op*> ops;
@@ -67,6 +65,7 @@ class Partitioner {
     for (Op* op : ops) {
       for (Value*& operand : op->operands) operand = instead_of(operand);
       visit(*op);
+      if (!constrained_.empty()) constrain(*op);
     }
     for (Value*& output : graph_.outputs) output = lying(instead_of(output), kWhole, nullptr);
     for (ir::Carry& carry : graph_.carries)
@@ -162,6 +161,25 @@ class Partitioner {
       lower_to_own_tokens(op, axis_, *context_);
     } else if (chosen.named == Named::Ring) {
       send_round(op);
+    }
+  }
+
+  // What a module gives lies as the user wants it, for all that read it.
+  void constrain(const Op& op) {
+    for (const auto& result : op.results()) {
+      const auto found = constrained_.find(result.get());
+      if (found == constrained_.end()) continue;
+      Value* made = instead_of(result.get());
+      const ConstrainedValue one = found->second;
+      report_.constrained.push_back({.path = op.module_path,
+                                     .opcode = op.opcode.str(),
+                                     .constraint = to_string(*one.constraint),
+                                     .from = text_of(placement_of(made)),
+                                     .to = text_of(one.placement)});
+      if (Value* held = lying(made, one.placement, nullptr); held != result.get()) {
+        instead_[result.get()] = held;
+        constrained_.emplace(held, one);
+      }
     }
   }
 
@@ -442,17 +460,12 @@ class Partitioner {
 
   void check_has_rule(const Op& op, const std::vector<Placement>& operands) const {
     if (has_rule(op)) return;
-    for (size_t k = 0; k < operands.size(); ++k)
-      if (operands[k].kind == Placement::Kind::Shard)
-        throw UserError(
-            concat(verb_of(axis_.name), ir::opcode_at(op), " reads %", op.operands[k]->name(), ", which is ",
-                   text_of(operands[k]), " over ", axis_.name,
-                   ", and nothing says how this op may be cut\n  expected an access map in its row of ",
-                   ir::is_aten(op.opcode) ? "sfsdp/ir/atenset.def" : "sfsdp/ir/opset.def",
-                   context_ ? ", or no axis " + axis_.name
-                            : ", or no rule for the weights of " +
-                                  (op.module_path.empty() ? std::string("this module") : op.module_path),
-                   options_.sequence_parallel ? ", or none of sequence parallelism, which cuts rows too" : ""));
+    for (size_t k = 0; k < operands.size(); ++k) {
+      if (!is_cut(operands[k])) continue;
+      const auto constrained = constrained_.find(op.operands[k]);
+      throw_no_rule(op, k, operands[k], axis_.name, options_.sequence_parallel,
+                    constrained == constrained_.end() ? nullptr : constrained->second.constraint);
+    }
   }
 
   // As its parameter lies. Summands are left to data_parallel, which reduces them with what ranks have of other samples.
@@ -558,6 +571,7 @@ class Partitioner {
   const int64_t inner_;
   const ExpertParallelOptions& expert_;
   const WantedRows wanted_rows_;
+  std::unordered_map<const Value*, ConstrainedValue> constrained_;  // and what they are made to be
   ir::Builder build_;
   Placements placements_;                                         // of what is not whole
   std::unordered_map<const Value*, std::map<Key, Value*>> made_;  // of a value, by dimension, blocks, heads; -1: whole

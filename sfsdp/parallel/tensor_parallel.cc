@@ -20,7 +20,18 @@ TensorParallel tensor_parallel(std::vector<TensorParallelRule> rules, TensorPara
       throw UserError(concat("tensor_parallel: ", rule.pattern, " has Shard(", rule.cut.dim,
                              ")\n  expected a dimension, counted from 0"));
   }
-  return {std::move(rules), options};
+  for (const Constraint& constraint : options.constraints)
+    if (constraint.pattern.empty() || (constraint.cut && constraint.cut->dim < 0))
+      throw UserError(concat("tensor_parallel: ", to_string(constraint),
+                             "\n  expected the path of a module, and a dimension, counted from 0, or Replicate()"));
+  return {std::move(rules), std::move(options)};
+}
+
+Constraint constrain(std::string pattern, Shard cut) { return {std::move(pattern), cut}; }
+Constraint constrain(std::string pattern, Replicate) { return {std::move(pattern)}; }
+std::string to_string(const Constraint& constraint) {
+  return concat("constrain(\"", constraint.pattern, "\", ",
+                constraint.cut ? concat("Shard(", constraint.cut->dim, ")") : "Replicate()", ")");
 }
 
 namespace parallel {
@@ -94,6 +105,10 @@ std::set<std::string> find_vocabularies(const ir::Graph& graph) {
 }
 
 }  // namespace
+
+bool names_itself(std::string_view pattern, std::string_view path) {
+  return std::ranges::any_of(alternatives(pattern), [&](const std::string& one) { return names_one(one, path); });
+}
 
 bool names(std::string_view pattern, std::string_view path) {
   return std::ranges::any_of(alternatives(pattern), [&](const std::string& one) {

@@ -250,6 +250,31 @@ TEST_CASE("with sequence parallelism a block of Llama has 2 all_gathers and 2 re
   CHECK(counts.at("layers.1") == back + "2 fwd all_gather, 2 fwd reduce_scatter");
 }
 
+const std::vector<Constraint> kConstraints = {constrain("layers.*.attention", Shard(1)),
+                                              constrain("norm|tok_embeddings", Replicate())};
+
+// The sum after attention is made in parts of the positions, which the norm reads; the product after it gathers them.
+TEST_CASE("a constraint makes of the sum after attention a reduce_scatter, and of what reads it a gather") {
+  const Counts counts = collectives_of_llama({.constraints = kConstraints});
+  for (const char* block : {"layers.0", "layers.1"}) {
+    CAPTURE(counts.at(block));
+    CHECK(counts.at(block).find("1 fwd reduce_scatter") != std::string::npos);
+    CHECK(counts.at(block).find("fwd all_gather") != std::string::npos);
+  }
+}
+
+TEST_CASE("what is constrained trains as eager does, beside FSDP and sequence parallelism") {
+  const auto batch = [](int64_t k, int64_t first, int64_t count) { return testing::tokens(k, first, count); };
+  const Reference reference = eager(
+      testing::make_llama, testing::loss_of, [&](int64_t k) { return batch(k, 0, testing::kGlobalBatch); }, 3);
+  for (const bool by_sequence : {false, true}) {
+    const TensorParallel rules =
+        tensor_parallel(kLlamaRules.rules, {.sequence_parallel = by_sequence, .constraints = kConstraints});
+    for (const DeviceMesh& mesh : {init_device_mesh({{"tp", 2}}), init_device_mesh({{"dp_shard", 2}, {"tp", 2}})})
+      expect_parity(testing::make_llama, testing::loss_of, batch, testing::kGlobalBatch, {mesh, rules}, reference);
+  }
+}
+
 TEST_CASE("sequence parallelism trains as eager does: Llama, with FSDP and micro-batches") {
   const auto batch = [](int64_t k, int64_t first, int64_t count) { return testing::tokens(k, first, count); };
   const Reference reference = eager(

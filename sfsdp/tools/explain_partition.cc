@@ -70,6 +70,14 @@ void explain_partition(ir::Graph& graph, const Strategy& strategy, std::ostream&
     const int64_t ranks = strategy.mesh.size(axes[i]);
     out << "Over " << axes[i] << " = " << ranks << '\n';
     if (is_tensor_axis(axes[i])) explain_parameters(captured, strategy.tensor, ranks, out);
+    if (!reports[i].constrained.empty()) {
+      Counted constrained;
+      for (const parallel::PartitionReport::Constrained& one : reports[i].constrained)
+        constrained.add(
+            concat(with_stars(one.path), "  ", one.opcode, " is ", one.from, ", made ", one.to, ": ", one.constraint));
+      out << "  as the user wants it\n";
+      constrained.print(out);
+    }
     Counted moves;
     for (const parallel::PartitionReport::Move& move : reports[i].moves)
       moves.add(concat(

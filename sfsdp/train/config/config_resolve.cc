@@ -277,8 +277,21 @@ TensorParallel tensor_parallel_of(const JobConfig& config) {
                              "\n  expected a pattern, = and a dimension, such as *.wq|wk|wv=0"));
     rules.push_back({pattern, Shard(dim)});
   }
-  return tensor_parallel(std::move(rules),
-                         {.sequence_parallel = p.enable_sequence_parallel, .loss_parallel = !p.disable_loss_parallel});
+  std::vector<Constraint> constraints;
+  for (const std::string& entry : p.tensor_parallel_constraints) {
+    const size_t equals = entry.rfind('=');
+    const std::string_view text(entry);
+    const std::string_view place = equals == std::string::npos ? "" : trim(text.substr(equals + 1));
+    const int64_t dim = parse_int(place).value_or(-1);
+    const std::string pattern(trim(text.substr(0, equals)));
+    if ((dim < 0 && place != "whole") || pattern.empty())
+      throw UserError(concat("parallelism.tensor_parallel_constraints: ", entry,
+                             "\n  expected a pattern of modules, = and a dimension or whole, such as norm=whole"));
+    constraints.push_back(dim < 0 ? constrain(pattern, Replicate()) : constrain(pattern, Shard(dim)));
+  }
+  return tensor_parallel(std::move(rules), {.sequence_parallel = p.enable_sequence_parallel,
+                                            .loss_parallel = !p.disable_loss_parallel,
+                                            .constraints = std::move(constraints)});
 }
 
 sfsdp::Optimizer optimizer_of(const Optimizer& config) {
@@ -339,6 +352,7 @@ std::string with_keys(std::string message) {
       {"DispatchMethod::Exchange", "parallelism.expert_parallel_dispatch = exchange"},
       {"ExpertParallelOptions::capacity", "parallelism.expert_parallel_capacity"},
       {"ExpertParallelOptions::experts", "the program's experts"},
+      {"tensor_parallel: constrain(", "parallelism.tensor_parallel_constraints: constrain("},
       {"tensor_parallel: ", "parallelism.tensor_parallel_plan: "},
       {"RematOptions::save", "activation_checkpoint.save"},
       {"RematOptions::blocks", "activation_checkpoint.mode = as_exported"},

@@ -76,6 +76,18 @@ TEST_CASE("config_resolve: what tensor_parallel_degree cuts is the model's plan,
   CHECK(own.rules[0].cut.dim == 0);
   CHECK(own.rules[1].cut.dim == 1);
   CHECK_FALSE(own.options.sequence_parallel);
+  config.parallelism.tensor_parallel_constraints = {"norm = whole", "layers.*.attention=1"};
+  const std::vector<Constraint> constraints = tensor_parallel_of(config).options.constraints;
+  REQUIRE(constraints.size() == 2);
+  CHECK(to_string(constraints[0]) == "constrain(\"norm\", Replicate())");
+  CHECK(to_string(constraints[1]) == "constrain(\"layers.*.attention\", Shard(1))");
+  for (const char* wrong : {"norm", "norm=-1", "=whole", "norm=none"}) {
+    config.parallelism.tensor_parallel_constraints = {wrong};
+    CHECK_THROWS_WITH_AS(tensor_parallel_of(config), doctest::Contains("= and a dimension or whole"), UserError);
+  }
+  config.parallelism.tensor_parallel_constraints = {};
+  CHECK(with_keys("tensor_parallel: constrain(\"n\", Replicate()) names no module") ==
+        "parallelism.tensor_parallel_constraints: constrain(\"n\", Replicate()) names no module");
   for (const char* wrong : {"*.q_proj", "*.q_proj=-1", "=0", "*.q_proj=x"}) {
     config.parallelism.tensor_parallel_plan = {wrong};
     CHECK_THROWS_WITH_AS(tensor_parallel_of(config), doctest::Contains("expected a pattern, = and a dimension"),
