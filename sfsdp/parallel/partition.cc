@@ -20,6 +20,7 @@
 #include "sfsdp/parallel/expert_cuts.h"
 #include "sfsdp/parallel/localise.h"
 #include "sfsdp/parallel/op_cuts.h"
+#include "sfsdp/parallel/pad_vocabularies.h"
 #include "sfsdp/parallel/redistribute.h"
 #include "sfsdp/parallel/refusals.h"
 #include "sfsdp/parallel/ring_attention.h"
@@ -72,6 +73,8 @@ class Partitioner {
       carry.next = lying(instead_of(carry.next), placement_of(carry.current), nullptr);
     build_.apply();
     localise(graph_, axis_, placements_, rooms_);
+    check_padded(graph_);
+    report_.cuts = cuts_;
     return report_;
   }
 
@@ -171,11 +174,8 @@ class Partitioner {
       if (found == constrained_.end()) continue;
       Value* made = instead_of(result.get());
       const ConstrainedValue one = found->second;
-      report_.constrained.push_back({.path = op.module_path,
-                                     .opcode = op.opcode.str(),
-                                     .constraint = to_string(*one.constraint),
-                                     .from = text_of(placement_of(made)),
-                                     .to = text_of(one.placement)});
+      report_.constrained.push_back({op.module_path, op.opcode.str(), to_string(*one.constraint),
+                                     text_of(placement_of(made)), text_of(one.placement)});
       if (Value* held = lying(made, one.placement, nullptr); held != result.get()) {
         instead_[result.get()] = held;
         constrained_.emplace(held, one);
@@ -593,6 +593,7 @@ PartitionReport partition(Graph& graph, const MeshAxis& axis, const std::map<std
                           const TensorParallelOptions& options, const ContextParallelOptions* context, int64_t inner,
                           const ExpertParallelOptions& expert) {
   take_biases_apart(graph, cuts);
+  if (!context) pad_vocabularies(graph, cuts, axis, options.loss_parallel);
   return Partitioner(graph, axis, cuts, options, context, inner, expert).run();
 }
 

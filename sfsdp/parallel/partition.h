@@ -38,6 +38,7 @@ struct PartitionReport {
     std::string path, opcode, constraint, from, to;
   };
   std::vector<Constrained> constrained;
+  std::map<std::string, int64_t> cuts;  // as given
 };
 
 //   cuts:    which dimension of which parameters, by name (find_cuts)

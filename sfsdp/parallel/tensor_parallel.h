@@ -24,6 +24,8 @@ struct Shard {
 struct TensorParallelRule {
   std::string pattern;
   Shard cut{0};
+  bool may_name_nothing =
+      false;  // of a plan for several models, such as those with experts in some layers and those without
 };
 
 // How what a module gives to others lies over the axis, whatever would send least. Modules by path: * is any text, ? one character,
@@ -66,7 +68,8 @@ bool names(std::string_view pattern, std::string_view path);
 bool names_itself(std::string_view pattern, std::string_view path);
 
 // Which dimension of which parameters of the graph the rules cut, by name, over an axis of `ranks`.
-//   throws: UserError for a rule that names no parameter, none that has its dimension, or one that the ranks do not divide
+//   throws: UserError for a rule that names no parameter, none that has its dimension, or one that the ranks do not divide, other than
+//           rows of a vocabulary (pad_vocabularies.h)
 std::map<std::string, int64_t> find_cuts(const ir::Graph& graph, const TensorParallel& tensor, int64_t ranks);
 
 }  // namespace parallel
