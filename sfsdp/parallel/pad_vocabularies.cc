@@ -68,9 +68,8 @@ class Padder {
       op.attrs["num_weights"] = at.whole;
     } else if (op.is("cross_entropy") && operand == 0 && at.dim == 1) {
       if (!loss_parallel_)
-        throw UserError(concat(verb_of(axis_.name),
-                               "TensorParallelOptions::loss_parallel = false, and a vocabulary of ", at.whole, " that ",
-                               axis_.name, " = ", axis_.size, " does not divide, at ", op.module_path,
+        throw UserError(concat(verb_of(axis_.name), "the logits at ", op.module_path, ", of a vocabulary of ", at.whole,
+                               " that ", axis_.name, " = ", axis_.size, " does not divide, are gathered for the loss",
                                "\n  expected loss_parallel, or a vocabulary of ", padded_length(at.whole, axis_.size)));
       op.attrs["classes"] = at.whole;
     } else if (op.is("cross_entropy_backward") && operand == 1 && at.dim == 1) {

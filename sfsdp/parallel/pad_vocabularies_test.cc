@@ -160,8 +160,10 @@ void expect_refused(const std::string& text, const TensorParallel& rules, const 
 }
 
 TEST_CASE("what would see padding is refused by name, with the cure") {
-  expect_refused(words(5), tensor_parallel(kRows.rules, {.loss_parallel = false}),
-                 "TensorParallelOptions::loss_parallel = false, and a vocabulary of 5 that tp = 2 does not divide");
+  expect_refused(
+      words(5), tensor_parallel(kRows.rules, {.loss_parallel = false}),
+      "of a vocabulary of 5 that tp = 2 does not divide, are gathered for the loss\n  expected loss_parallel, or a "
+      "vocabulary of 6");
   const std::string line = "    %x = aten.view %y size=[6, 5] : f32[6, 5]\n";
   const auto read_by = [&](const std::string& op) { return with(words(5), line, op + line); };
   expect_refused(read_by("    %z = aten.logsumexp %y dim=[2] keepdim=false : f32[2, 3] at head\n"), kRows,

@@ -44,7 +44,7 @@ assert r["collectives"]["reduce_scatter"]["count"] > 0, r["collectives"]
 
 # Degrees and plans that do not fit are told with the cure.
 expect "--parallelism.tensor_parallel_degree 2" --parallelism.tensor_parallel_degree 3
-expect "parallelism.disable_loss_parallel = true, and a vocabulary of 259 that tp = 2 does not divide" "${axis[@]}" --model.args.vocab_size 259 --parallelism.disable_loss_parallel
+expect "of a vocabulary of 259 that tp = 2 does not divide, are gathered for the loss" "${axis[@]}" --model.args.vocab_size 259 --parallelism.disable_loss_parallel
 expect "parallelism.tensor_parallel_constraints: constrain(\"layers.*.atention\", Replicate()) names no module" "${axis[@]}" --parallelism.tensor_parallel_constraints "layers.*.atention=whole"
 expect "names no parameter" "${axis[@]}" --parallelism.tensor_parallel_plan "*.q_proj=0"
 expect "expected a pattern, = and a dimension" "${axis[@]}" --parallelism.tensor_parallel_plan "*.wq"
