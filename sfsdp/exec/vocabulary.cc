@@ -19,9 +19,12 @@ using Tensors = std::vector<Tensor>;
 
 enum Reduction : int64_t { kEach = 0, kMean = 1 };
 
+OwnClasses of_rank(const ir::Op& op, const comm::Communicator& group, int64_t count) {
+  const int64_t all = group.size() * count;
+  return {group.rank() * count, count, op.attr_or("classes", op.attr_or("num_weights", all))};
+}
 OwnClasses own_classes(const KernelContext& c, int64_t count) {
-  if (!c.group) return {0, count, count};
-  return {c.group->group->rank() * count, count, c.group->group->size() * count};
+  return c.group ? of_rank(c.op, *c.group->group, count) : OwnClasses{0, count, count};
 }
 
 std::span<const int64_t> numbers(const Tensor& tensor) {
@@ -40,7 +43,7 @@ struct OwnTargets {
 };
 OwnTargets own_targets(const Tensor& targets, int64_t ignored, const OwnClasses& own) {
   const Tensor is_own =
-      targets.ge(own.first).logical_and_(targets.lt(own.first + own.count)).logical_and_(targets.ne(ignored));
+      targets.ge(own.first).logical_and_(targets.lt(own.first + own.counted())).logical_and_(targets.ne(ignored));
   return {is_own.unsqueeze(1), at::where(is_own, targets - own.first, at::zeros_like(targets)).unsqueeze(1)};
 }
 
@@ -50,7 +53,7 @@ OwnClasses own_classes(const ir::Op& op, const Groups& groups, int64_t count) {
   const auto axes = ir::axes_of(op);
   const auto group = axes ? groups.find(axis_key(*axes)) : groups.end();
   if (group == groups.end()) return {0, count, count};
-  return {group->second->rank() * count, count, group->second->size() * count};
+  return of_rank(op, *group->second, count);
 }
 
 void check_ids(std::span<const int64_t> ids, const OwnClasses& own) {
@@ -107,10 +110,16 @@ Tensors embedding_backward_of_part(const KernelContext& c) {
 
 // %logits [n, classes], %targets
 Tensors cross_entropy_parts(const KernelContext& c) {
-  const Tensor x = c.operands[0].to(dtype_of_result(c.op, 0)), targets = c.operands[1].contiguous();
-  const OwnClasses own = own_classes(c, x.size(1));
+  const Tensor logits = c.operands[0].to(dtype_of_result(c.op, 0)), targets = c.operands[1].contiguous();
+  const OwnClasses own = own_classes(c, logits.size(1));
   const int64_t ignored = ignored_class(c.op);
   check_targets(numbers(targets), ignored, own);
+  const Tensor x = logits.narrow(1, 0, own.counted());
+  if (own.counted() == 0) {
+    const Tensor none = at::zeros({3, targets.numel()}, x.options());
+    none[0].fill_(-std::numeric_limits<double>::infinity());
+    return {none};
+  }
   const Tensor largest = x.amax(1);
   // Where all are -inf, nothing is relative to them: the sum is 0.
   const Tensor base = largest.masked_fill(largest.eq(-std::numeric_limits<double>::infinity()), 0).unsqueeze(1);
@@ -145,11 +154,13 @@ Tensors cross_entropy_backward_of_part(const KernelContext& c) {
   const Tensor &lse = c.operands[4], targets = c.operands[2].contiguous();
   const Tensor x = c.operands[1].to(lse.scalar_type());
   const int64_t ignored = ignored_class(c.op), reduction = c.op.attr_or("reduction", int64_t{kMean});
-  const OwnTargets own = own_targets(targets, ignored, own_classes(c, x.size(1)));
+  const OwnClasses classes = own_classes(c, x.size(1));
+  const OwnTargets own = own_targets(targets, ignored, classes);
   Tensor factor = c.operands[0].to(lse.scalar_type());
   if (reduction == kMean) factor = factor / c.operands[3].to(lse.scalar_type());
   const Tensor by_row = factor.expand_as(targets).masked_fill(targets.eq(ignored), 0).unsqueeze(1);
   Tensor slope = (x - lse.unsqueeze(1)).exp();
+  slope.narrow(1, classes.counted(), classes.count - classes.counted()).zero_();
   slope.scatter_add_(1, own.column, own.is_own.to(slope.scalar_type()).neg());
   return {slope.mul_(by_row).to(c.operands[1].scalar_type())};
 }

@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "sfsdp/exec/kernels.h"
@@ -16,8 +17,11 @@ struct OwnClasses {
   int64_t first = 0, count = 0, whole = 0;
   bool has(int64_t id) const { return id >= first && id < first + count; }
   bool is_known(int64_t id) const { return id >= 0 && id < whole; }
+  // How many of the `count` rows or classes of its tensors are there: fewer on the last ranks where these do not divide the whole.
+  int64_t counted() const { return std::clamp<int64_t>(whole - first, 0, count); }
 };
-// Each rank of the op's axis= has `count`; without one these are the whole.
+// Each rank of the op's axis= has `count`; without one these are the whole. num_weights= or classes= say how many that is, where the
+// ranks do not divide it.
 OwnClasses own_classes(const ir::Op& op, const Groups& groups, int64_t count);
 
 // throws: IndexError of LibTorch for an id that the whole vocabulary lacks

@@ -473,7 +473,11 @@ TEST_CASE("ops over a part of a vocabulary: what they give fits the ranks of axi
   expect_diagnostic(head + "  %d = embedding_backward %g, %i axis=tp num_weights=8 : f32[8, 6]\n",
                     "has the wrong shape");
   expect_diagnostic(head + "  %d = embedding_backward %g, %i axis=tp num_weights=9 : f32[4, 6]\n",
-                    "has num_weights=9 over 2 ranks");
+                    "has the wrong shape");
+  expect_diagnostic(head + "  %e = embedding %w, %i axis=tp num_weights=6 : f32[5, 6]\n",
+                    "has num_weights=6 over 2 ranks of 4");
+  expect_diagnostic(head + "  %s = cross_entropy_parts %x, %i axis=tp classes=9 : f32[3, 5]\n",
+                    "has classes=9 over 2 ranks of 4");
   expect_diagnostic(head + "  %s = cross_entropy_parts %x, %i : f32[3, 5]\n", "needs axis=");
   expect_diagnostic(head + "  %s = cross_entropy_parts %x, %i axis=tp : f32[5, 3]\n", "has the wrong shape");
   expect_diagnostic(head + "  %l, %n, %s = cross_entropy_of_parts %x, %i : f32[], f32[], f32[5]\n", "reads parts of");

@@ -17,6 +17,8 @@ struct CrossEntropy {
   int64_t ignored = -100;            // a target that counts for nothing
   int64_t first =
       0;  // the class of the first logit, where these are a part of them: parts, and backward with given_sums
+  // parts, and backward with given_sums: so many of these logits are classes, what stands after them is nothing; -1: all
+  int64_t counted = -1;
   float* log_sums = nullptr;  // forward: [rows], the logarithm of the sum of exp(logits)
   float* losses = nullptr;    // forward: [rows], log_sum - logit of the target; 0 where it is ignored
   float* parts = nullptr;     // parts: [3, rows], and how many rows there are

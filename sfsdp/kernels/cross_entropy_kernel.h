@@ -58,11 +58,12 @@ void cross_entropy_rows(const CrossEntropy& c, int64_t begin, int64_t end) {
 
 template <class T>
 void cross_entropy_parts_rows(const CrossEntropy& c, int64_t begin, int64_t end) {
+  const int64_t counted = c.counted < 0 ? c.classes : c.counted;
   for (int64_t r = begin; r < end; ++r) {
     const T* row = static_cast<const T*>(c.logits) + r * c.classes;
-    const SumOfRow of = sum_of(row, c.classes);
+    const SumOfRow of = sum_of(row, counted);
     const int64_t column = c.targets[r] - c.first;
-    const bool is_own = c.targets[r] != c.ignored && column >= 0 && column < c.classes;
+    const bool is_own = c.targets[r] != c.ignored && column >= 0 && column < counted;
     c.parts[r] = of.base;
     c.parts[c.rows + r] = of.base == kMinusInfinity ? 0.0f : static_cast<float>(of.sum);  // relative to it nothing is
     c.parts[2 * c.rows + r] = is_own ? as_float(row[column]) : 0.0f;
@@ -72,6 +73,7 @@ void cross_entropy_parts_rows(const CrossEntropy& c, int64_t begin, int64_t end)
 // Where these are all classes the sum is made again: the logarithm that forward left is rounded, which would cost each probability up to two last bits.
 template <class T>
 void cross_entropy_backward_rows(const CrossEntropy& c, int64_t begin, int64_t end) {
+  const int64_t counted = c.counted < 0 ? c.classes : c.counted;
   for (int64_t r = begin; r < end; ++r) {
     const T* row = static_cast<const T*>(c.logits) + r * c.classes;
     T* grad = static_cast<T*>(c.grad) + r * c.classes;
@@ -81,8 +83,8 @@ void cross_entropy_backward_rows(const CrossEntropy& c, int64_t begin, int64_t e
     const SumOfRow of = !counts ? SumOfRow{0, 1} : c.given_sums ? SumOfRow{c.given_sums[r], 1} : sum_of(row, c.classes);
     const V share = all(static_cast<float>(factor / of.sum));
     for (int64_t i = 0; i < c.classes; i += kLanes) {
-      V slope = counts ? exp(logits_at(row, i, c.classes) - all(of.base)) * share : V{};
-      if (target >= i && target < i + kLanes && counts) slope[target - i] -= factor;
+      V slope = counts ? exp(logits_at(row, i, counted) - all(of.base)) * share : V{};
+      if (target >= i && target < i + kLanes && target < counted && counts) slope[target - i] -= factor;
       if (i + kLanes <= c.classes)
         store(grad + i, slope);
       else

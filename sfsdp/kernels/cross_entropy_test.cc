@@ -38,7 +38,7 @@ struct Data {
       }
     wide_grad.resize(count);
     narrow_grad.resize(count);
-    for (int64_t i = 0; i < r; ++i) targets.push_back(i % 3 == 2 ? -100 : (7 * i + c - 1) % c);
+    for (int64_t i = 0; i < r; ++i) targets.push_back(i % 3 == 2 || c == 0 ? -100 : (7 * i + c - 1) % c);
     for (float& x : factors) x = normal(random);
   }
   CrossEntropy call(bool by_row) {
@@ -166,6 +166,43 @@ TEST_CASE("cross entropy: a part of the classes leaves its largest logit, its su
           const double expected = d.targets[r] == -100 ? 0 : p * d.factors[r];
           REQUIRE(std::abs(d.grad(r * 37 + i) - expected) <= (half ? 4e-3 : 4e-7) * (1 + std::abs(expected)));
         }
+    }
+}
+
+// What stands after the classes that count is not a number: who reads it is seen.
+TEST_CASE("cross entropy: logits that stand after the counted classes are not read, and have no gradient") {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const int64_t counted : {0, 1, 15, 16, 17, 36})
+    for (const Family& family : families()) {
+      CAPTURE(counted);
+      CAPTURE(family.name);
+      Data all(4, 37, false), some(4, counted, false);
+      some.factors = all.factors;
+      for (size_t r = 0; r < 4; ++r) {
+        all.targets[r] = some.targets[r] = static_cast<int64_t>(r);  // another part's where it is none of these
+        for (size_t i = 0; i < 37; ++i)
+          if (static_cast<int64_t>(i) < counted)
+            some.wide[r * static_cast<size_t>(counted) + i] = all.wide[r * 37 + i];
+          else
+            all.wide[r * 37 + i] = nan;
+      }
+      std::vector<float> parts(12), expected(12), sums(4, 3);
+      const auto run = [&](Data& d, std::vector<float>& into, int64_t in_front) {
+        CrossEntropy call = d.call(true);
+        call.counted = in_front;
+        call.rows = 4;
+        call.parts = into.data();
+        call.given_sums = sums.data();
+        family.cross_entropy_parts(call, 0, 4);
+        family.cross_entropy_backward(call, 0, 4);
+      };
+      run(all, parts, counted);
+      run(some, expected, -1);
+      CHECK(parts == expected);
+      for (size_t r = 0; r < 4; ++r)
+        for (size_t i = 0; i < 37; ++i)
+          CHECK(all.wide_grad[r * 37 + i] ==
+                (static_cast<int64_t>(i) < counted ? some.wide_grad[r * static_cast<size_t>(counted) + i] : 0));
     }
 }
 

@@ -66,6 +66,15 @@ std::string_view verb_of(std::string_view axis) {
   return is_sequence_axis(axis) ? "context_parallel: " : "tensor_parallel: ";
 }
 
+void resize(Op& op, const std::vector<Type>& whole, std::string_view axis) {
+  set_sizes(op, op.result()->type().shape());
+  for (size_t r = 0; r < whole.size(); ++r) {
+    Type type = op.results()[r]->type();
+    set_strides(op, static_cast<int>(r), whole[r], type, axis);
+    op.results()[r]->set_type(type);
+  }
+}
+
 void localise(ir::Graph& graph, const MeshAxis& axis, const Placements& placements, const Rooms& rooms) {
   for (const auto& op : graph.ops()) {
     bool any = false;
@@ -90,13 +99,7 @@ void localise(ir::Graph& graph, const MeshAxis& axis, const Placements& placemen
       }
       result->set_type(type);
     }
-    if (!any) continue;
-    set_sizes(*op, op->result()->type().shape());
-    for (size_t r = 0; r < whole.size(); ++r) {
-      Type type = op->results()[r]->type();
-      set_strides(*op, static_cast<int>(r), whole[r], type, axis.name);
-      op->results()[r]->set_type(type);
-    }
+    if (any) resize(*op, whole, axis.name);
   }
 }
 

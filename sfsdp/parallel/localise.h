@@ -6,6 +6,7 @@
 #include <map>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/ir/placement.h"
@@ -20,6 +21,11 @@ using Rooms = std::map<int64_t, int64_t>;
 
 // "tensor_parallel: ", with which errors about the axis begin.
 std::string_view verb_of(std::string_view axis);
+
+// Attributes and strides of an op whose results were resized, its operands before it.
+//   whole:  the types of the results before
+//   throws: UserError naming op and module path where a result lies in memory in a way that no part of it has
+void resize(ir::Op& op, const std::vector<ir::Type>& whole, std::string_view axis);
 
 // Types also name the axis.
 //   throws: UserError naming op and module path where a cut value lies in memory in a way that no part of it has

@@ -16,11 +16,14 @@
 #include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/model_axis.h"
+#include "sfsdp/parallel/constraints.h"
 #include "sfsdp/parallel/expert_cuts.h"
 #include "sfsdp/parallel/localise.h"
 #include "sfsdp/parallel/made_again.h"
 #include "sfsdp/parallel/op_cuts.h"
+#include "sfsdp/parallel/pad_vocabularies.h"
 #include "sfsdp/parallel/redistribute.h"
+#include "sfsdp/parallel/refusals.h"
 #include "sfsdp/parallel/ring_attention.h"
 #include "sfsdp/parallel/rollout.h"
 #include "sfsdp/parallel/sequence_cuts.h"
@@ -38,13 +41,6 @@ constexpr double kImpossible = std::numeric_limits<double>::infinity();
 bool is_cut(const Placement& placement) { return placement.kind == Placement::Kind::Shard; }
 bool is_rows(const Placement& placement) { return placement.kind == Placement::Kind::Rows; }
 
-std::string text_of(const Placement& placement) {
-  if (placement.kind == Placement::Kind::Shard)
-    return concat("cut in dimension ", placement.dim,
-                  placement.blocks == 1 ? "" : concat(", in ", placement.blocks, " blocks"));
-  return placement == kSum ? "a summand" : is_rows(placement) ? "a rank's rows" : "whole";
-}
-
 class Partitioner {
  public:
   Partitioner(Graph& graph, MeshAxis axis, const std::map<std::string, int64_t>& cuts,
@@ -60,7 +56,12 @@ class Partitioner {
         wanted_rows_(context && expert.dispatch != DispatchMethod::Gather ? find_wanted_rows(graph, cuts)
                                                                           : WantedRows()),
         build_(graph) {
-    if (!context_) rollout_.emplace(graph, cuts_, options_, axis_.size);
+    std::unordered_map<const Value*, Placement> held;
+    for (const ConstrainedValue& one : find_constrained(graph, options.constraints, axis_.size)) {
+      constrained_.emplace(one.value, one);
+      held.emplace(one.value, one.placement);
+    }
+    if (!context_) rollout_.emplace(graph, cuts_, options_, axis_.size, std::move(held));
   }
 
   // ---- for MadeAgain
@@ -85,12 +86,15 @@ class Partitioner {
     for (Op* op : ops) {
       for (Value*& operand : op->operands) operand = instead_of(operand);
       visit(*op);
+      if (!constrained_.empty()) constrain(*op);
     }
     for (Value*& output : graph_.outputs) output = lying(instead_of(output), kWhole, nullptr);
     for (ir::Carry& carry : graph_.carries)
       carry.next = lying(instead_of(carry.next), placement_of(carry.current), nullptr);
     build_.apply();
     localise(graph_, axis_, placements_, rooms_);
+    check_padded(graph_);
+    report_.cuts = cuts_;
     return report_;
   }
 
@@ -175,6 +179,22 @@ class Partitioner {
       lower_to_own_tokens(op, axis_, *context_);
     } else if (chosen.named == Named::Ring) {
       send_round(op);
+    }
+  }
+
+  // What a module gives lies as the user wants it, for all that read it.
+  void constrain(const Op& op) {
+    for (const auto& result : op.results()) {
+      const auto found = constrained_.find(result.get());
+      if (found == constrained_.end()) continue;
+      Value* made = instead_of(result.get());
+      const ConstrainedValue one = found->second;
+      report_.constrained.push_back({op.module_path, op.opcode.str(), to_string(*one.constraint),
+                                     text_of(placement_of(made)), text_of(one.placement)});
+      if (Value* held = lying(made, one.placement, nullptr); held != result.get()) {
+        instead_[result.get()] = held;
+        constrained_.emplace(held, one);
+      }
     }
   }
 
@@ -428,17 +448,12 @@ class Partitioner {
 
   void check_has_rule(const Op& op, const std::vector<Placement>& operands) const {
     if (has_rule(op)) return;
-    for (size_t k = 0; k < operands.size(); ++k)
-      if (operands[k].kind == Placement::Kind::Shard)
-        throw UserError(
-            concat(verb_of(axis_.name), ir::opcode_at(op), " reads %", op.operands[k]->name(), ", which is ",
-                   text_of(operands[k]), " over ", axis_.name,
-                   ", and nothing says how this op may be cut\n  expected an access map in its row of ",
-                   ir::is_aten(op.opcode) ? "sfsdp/ir/atenset.def" : "sfsdp/ir/opset.def",
-                   context_ ? ", or no axis " + axis_.name
-                            : ", or no rule for the weights of " +
-                                  (op.module_path.empty() ? std::string("this module") : op.module_path),
-                   options_.sequence_parallel ? ", or none of sequence parallelism, which cuts rows too" : ""));
+    for (size_t k = 0; k < operands.size(); ++k) {
+      if (!is_cut(operands[k])) continue;
+      const auto constrained = constrained_.find(op.operands[k]);
+      throw_no_rule(op, k, operands[k], axis_.name, options_.sequence_parallel,
+                    constrained == constrained_.end() ? nullptr : constrained->second.constraint);
+    }
   }
 
   // As its parameter lies. Summands are left to data_parallel, which reduces them with what ranks have of other samples.
@@ -546,6 +561,7 @@ class Partitioner {
   const int64_t inner_;
   const ExpertParallelOptions& expert_;
   const WantedRows wanted_rows_;
+  std::unordered_map<const Value*, ConstrainedValue> constrained_;  // and what they are made to be
   ir::Builder build_;
   std::optional<Rollout> rollout_;                                // over a tensor axis
   Placements placements_;                                         // of what is not whole
@@ -568,6 +584,7 @@ PartitionReport partition(Graph& graph, const MeshAxis& axis, const std::map<std
                           const TensorParallelOptions& options, const ContextParallelOptions* context, int64_t inner,
                           const ExpertParallelOptions& expert) {
   take_biases_apart(graph, cuts);
+  if (!context) pad_vocabularies(graph, cuts, axis, options.loss_parallel);
   return Partitioner(graph, axis, cuts, options, context, inner, expert).run();
 }
 

@@ -34,6 +34,12 @@ struct PartitionReport {
     int64_t bytes = 0;  // of the whole value
   };
   std::vector<Move> moves;
+  // The result of a module, as the user wants it (Constraint); opcode and path say what makes it.
+  struct Constrained {
+    std::string path, opcode, constraint, from, to;
+  };
+  std::vector<Constrained> constrained;
+  std::map<std::string, int64_t> cuts;  // as given
 };
 
 //   cuts:    which dimension of which parameters, by name (find_cuts)
@@ -41,8 +47,8 @@ struct PartitionReport {
 //           dimension that is); of parameters only experts
 //   inner:   ranks of the axis that will cut heads within what this one cuts
 //   expert:  how tokens come to experts
-//   throws: UserError naming op and module path where a cut value meets an op of which nothing says how it may be cut, and where heads
-//           are to be exchanged that the ranks do not divide
+//   throws: UserError naming op and module path where a cut value meets an op of which nothing says how it may be cut, where heads
+//           are to be exchanged that the ranks do not divide, and for a constraint that cannot hold (constraints.h)
 PartitionReport partition(ir::Graph& graph, const MeshAxis& axis, const std::map<std::string, int64_t>& cuts,
                           const TensorParallelOptions& options = {}, const ContextParallelOptions* context = nullptr,
                           int64_t inner = 1, const ExpertParallelOptions& expert = {});

@@ -356,16 +356,6 @@ TEST_CASE("partition: logits in bfloat16 leave parts in float32; without loss_pa
   CHECK(whole.find("cross_entropy %x.whole, %t") != whole.npos);
 }
 
-TEST_CASE("partition: a vocabulary that the ranks do not divide is refused by name, with the cure") {
-  expect_refused(
-      std::string(kWords).replace(kWords.find("f32[4, 6] at tok.weight"), 9, "f32[5, 6]"),
-      tensor_parallel({{"tok", Shard(0)}}),
-      "cuts dimension 0 of tok.weight, of size 5, the vocabulary, over tp = 2\n  expected a divisor of it: the nearest "
-      "below is tp = 1; or a vocabulary padded to 6, with ids that no text has");
-  expect_refused(std::string(kWords).replace(kWords.find("f32[4, 6] at head.weight"), 9, "f32[5, 6]"),
-                 tensor_parallel({{"head", Shard(0)}}), "of head.weight, of size 5, the vocabulary, over tp = 2");
-}
-
 // ---- sequences
 
 // Gradients are left to data_parallel as summands; here each is added up where it is carried on.

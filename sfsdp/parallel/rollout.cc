@@ -39,13 +39,14 @@ uint64_t number_of(const Placement& p) {
 }  // namespace
 
 Rollout::Rollout(const ir::Graph& graph, const std::map<std::string, int64_t>& cuts,
-                 const TensorParallelOptions& options, int64_t ranks)
+                 const TensorParallelOptions& options, int64_t ranks, std::unordered_map<const Value*, Placement> held)
     : graph_(graph),
       bound_(graph.id_bound()),
       index_(graph),
       cuts_(cuts),
       options_(options),
       ranks_(ranks),
+      held_(std::move(held)),
       cuts_of_ops_(graph, ranks, options.sequence_parallel),
       operands_(graph),
       lies_(graph),
@@ -174,7 +175,14 @@ double Rollout::apply(const Op& op, const Way& way) {
         return kImpossible;
     cost += take(*values[k], *way.cut.operands[k]);
   }
-  for (size_t r = 0; r < way.cut.results.size(); ++r) set_base(op.results()[r].get(), way.cut.results[r]);
+  for (size_t r = 0; r < way.cut.results.size(); ++r) {
+    const Value* result = op.results()[r].get();
+    set_base(result, way.cut.results[r]);
+    const auto held = held_.find(result);
+    if (held == held_.end()) continue;
+    cost += take(*result, held->second);
+    set_base(result, held->second);
+  }
   if (way.of_vocabulary) {
     lowered_[&op] = 1;
     changes_.push_back({nullptr, {}, 0, &op});
@@ -387,6 +395,7 @@ void Rollout::colour() {
       hash = mix(hash, static_cast<uint64_t>(result->type().dtype) + (index_.is_returned(result.get()) ? 100 : 0));
       for (const ir::Dim& dim : result->type().dims) hash = mix(hash, static_cast<uint64_t>(dim.size));
       hash = mix(hash, number_of(lies_[result.get()].base));
+      if (const auto held = held_.find(result.get()); held != held_.end()) hash = mix(hash, 1 + number_of(held->second));
     }
     colour_[op.get()] = hash;
   }

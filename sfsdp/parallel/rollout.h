@@ -34,8 +34,9 @@ class Rollout {
 
   // Of a graph that is not cut yet over the axis.
   //   cuts: which dimension of which parameters is cut, by name
+  //   held: values that the user wants to lie so, for all that read them
   Rollout(const ir::Graph& graph, const std::map<std::string, int64_t>& cuts, const TensorParallelOptions& options,
-          int64_t ranks);
+          int64_t ranks, std::unordered_map<const ir::Value*, ir::Placement> held = {});
 
   // To be asked of all ops but roots and gradients, once each, in the graph's order.
   Way choose(const ir::Op& op);
@@ -110,6 +111,7 @@ class Rollout {
   const std::map<std::string, int64_t>& cuts_;
   const TensorParallelOptions& options_;
   const int64_t ranks_;
+  const std::unordered_map<const ir::Value*, ir::Placement> held_;
   CutsOfOps cuts_of_ops_;
   ir::OpTable<std::vector<ir::Value*>> operands_;  // as they were, before partition put others in their place
   ir::ValueTable<Lies> lies_;

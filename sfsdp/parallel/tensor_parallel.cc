@@ -20,7 +20,18 @@ TensorParallel tensor_parallel(std::vector<TensorParallelRule> rules, TensorPara
       throw UserError(concat("tensor_parallel: ", rule.pattern, " has Shard(", rule.cut.dim,
                              ")\n  expected a dimension, counted from 0"));
   }
-  return {std::move(rules), options};
+  for (const Constraint& constraint : options.constraints)
+    if (constraint.pattern.empty() || (constraint.cut && constraint.cut->dim < 0))
+      throw UserError(concat("tensor_parallel: ", to_string(constraint),
+                             "\n  expected the path of a module, and a dimension, counted from 0, or Replicate()"));
+  return {std::move(rules), std::move(options)};
+}
+
+Constraint constrain(std::string pattern, Shard cut) { return {std::move(pattern), cut}; }
+Constraint constrain(std::string pattern, Replicate) { return {std::move(pattern)}; }
+std::string to_string(const Constraint& constraint) {
+  return concat("constrain(\"", constraint.pattern, "\", ",
+                constraint.cut ? concat("Shard(", constraint.cut->dim, ")") : "Replicate()", ")");
 }
 
 namespace parallel {
@@ -58,15 +69,12 @@ std::string_view module_of(std::string_view path) {
 
 void check_divides(const TensorParallelRule& rule, const std::string& path, int64_t size, int64_t ranks,
                    bool is_vocabulary) {
-  if (size % ranks == 0) return;
+  if (size % ranks == 0 || is_vocabulary) return;
   int64_t nearest = ranks;
   while (size % nearest != 0) --nearest;
-  throw UserError(concat(
-      "tensor_parallel: {\"", rule.pattern, "\", Shard(", rule.cut.dim, ")} cuts dimension ", rule.cut.dim, " of ",
-      path, ", of size ", size, is_vocabulary ? ", the vocabulary" : "", ", over tp = ", ranks,
-      "\n  expected a divisor of it: the nearest below is tp = ", nearest,
-      is_vocabulary ? concat("; or a vocabulary padded to ", (size / ranks + 1) * ranks, ", with ids that no text has")
-                    : ""));
+  throw UserError(concat("tensor_parallel: {\"", rule.pattern, "\", Shard(", rule.cut.dim, ")} cuts dimension ",
+                         rule.cut.dim, " of ", path, ", of size ", size, ", over tp = ", ranks,
+                         "\n  expected a divisor of it: the nearest below is tp = ", nearest));
 }
 
 // The parameter that the value is, in another dtype or under another view; nullptr: none.
@@ -77,7 +85,7 @@ const ir::Op* param_of(const ir::Value* value) {
   return op->is("param") ? op : nullptr;
 }
 
-// The parameters whose rows stand for ids or classes: tables that are looked up, and weights of products that make logits.
+// The parameters whose rows stand for ids or classes: tables that are looked up, weights and biases of products that make logits.
 std::set<std::string> find_vocabularies(const ir::Graph& graph) {
   std::set<std::string> names;
   const auto add = [&](const ir::Value* value) {
@@ -88,12 +96,18 @@ std::set<std::string> find_vocabularies(const ir::Graph& graph) {
     if (!op->is("cross_entropy")) continue;
     const ir::Op* logits = op->operands[0]->producer();
     while (logits->is("cast", "aten._to_copy", "aten.view")) logits = logits->operands[0]->producer();
-    if (logits->is("linear")) add(logits->operands[1]);
+    if (!logits->is("linear")) continue;
+    add(logits->operands[1]);
+    if (logits->operands.size() > 2 && logits->operands[2]) add(logits->operands[2]);
   }
   return names;
 }
 
 }  // namespace
+
+bool names_itself(std::string_view pattern, std::string_view path) {
+  return std::ranges::any_of(alternatives(pattern), [&](const std::string& one) { return names_one(one, path); });
+}
 
 bool names(std::string_view pattern, std::string_view path) {
   return std::ranges::any_of(alternatives(pattern), [&](const std::string& one) {
@@ -123,7 +137,7 @@ std::map<std::string, int64_t> find_cuts(const ir::Graph& graph, const TensorPar
       check_divides(rule, path, dims[static_cast<size_t>(rule.cut.dim)].size, ranks,
                     rule.cut.dim == 0 && vocabularies.contains(path));
     }
-    if (!is_used) refuse_rule(rule, paths, is_named);
+    if (!is_used && !rule.may_name_nothing) refuse_rule(rule, paths, is_named);
   }
   return cuts;
 }

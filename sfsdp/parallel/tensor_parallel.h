@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,7 +24,20 @@ struct Shard {
 struct TensorParallelRule {
   std::string pattern;
   Shard cut{0};
+  bool may_name_nothing =
+      false;  // of a plan for several models, such as those with experts in some layers and those without
 };
+
+// How what a module gives to others lies over the axis, whatever would send least. Modules by path: * is any text, ? one character,
+// "*." in front stands for no text too, "a.x|y" is "a.x" or "a.y".
+struct Constraint {
+  std::string pattern;
+  std::optional<Shard> cut = {};  // nullopt: whole on every rank
+};
+struct Replicate {};
+Constraint constrain(std::string pattern, Shard cut);
+Constraint constrain(std::string pattern, Replicate whole);
+std::string to_string(const Constraint& constraint);  // "constrain("norm", Shard(1))"
 
 struct TensorParallelOptions {
   // Between the products that add up and those that are cut again, each rank has its part of the rows of what has 3 dimensions at
@@ -33,6 +47,10 @@ struct TensorParallelOptions {
   // Where logits are cut in their classes, ranks send three numbers a token for the loss, and each makes the gradient of its own.
   // false: the logits are gathered before the loss.
   bool loss_parallel = true;
+  // The first one that names a module counts. Its result is what it makes in forward of parameters and the batch, and ops
+  // of other modules or the loss read: all of several values. An op that reads no parameter counts to the module whose op came
+  // before it, such as the residual sum after a block's last product. The gradient of such a value lies as it may.
+  std::vector<Constraint> constraints = {};
 };
 
 // What no rule names is whole on every rank of the axis. The first rule that names a parameter counts.
@@ -44,10 +62,14 @@ TensorParallel tensor_parallel(std::vector<TensorParallelRule> rules, TensorPara
 
 namespace parallel {
 
+// A parameter, or its module.
 bool names(std::string_view pattern, std::string_view path);
+// This path, and not the one before its last dot.
+bool names_itself(std::string_view pattern, std::string_view path);
 
 // Which dimension of which parameters of the graph the rules cut, by name, over an axis of `ranks`.
-//   throws: UserError for a rule that names no parameter, none that has its dimension, or one that the ranks do not divide
+//   throws: UserError for a rule that names no parameter, none that has its dimension, or one that the ranks do not divide, other than
+//           rows of a vocabulary (pad_vocabularies.h)
 std::map<std::string, int64_t> find_cuts(const ir::Graph& graph, const TensorParallel& tensor, int64_t ranks);
 
 }  // namespace parallel

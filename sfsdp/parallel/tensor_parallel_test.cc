@@ -38,6 +38,12 @@ TEST_CASE("tensor_parallel: the first rule that names a parameter counts, a bias
         Cuts{{"mlp.w1.weight", 1}, {"mlp.w1.bias", 0}, {"mlp.w2.weight", 0}, {"mlp.w2.bias", 0}});
 }
 
+TEST_CASE("tensor_parallel: a rule of a plan for several models may name nothing") {
+  using Cuts = std::map<std::string, int64_t>;
+  CHECK(find_cuts(params(), tensor_parallel({{"*.experts.w1", Shard(1), true}, {"*.w2.weight", Shard(1), true}}), 2) ==
+        Cuts{{"mlp.w2.weight", 1}});
+}
+
 void expect_refused(const std::vector<TensorParallelRule>& rules, int64_t ranks, const char* what) {
   CHECK_THROWS_WITH_AS(find_cuts(params(), tensor_parallel(rules), ranks), doctest::Contains(what), UserError);
 }

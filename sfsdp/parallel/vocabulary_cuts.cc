@@ -29,6 +29,7 @@ Value* gathered_parts(const Op& op, const ir::Builder::Place& before, const Mesh
   ir::Attrs attrs = {{"axis", axis.name}};
   if (const auto ignored = op.attrs.find("ignore_index"); ignored != op.attrs.end())
     attrs["ignore_index"] = ignored->second;
+  if (const auto classes = op.attrs.find("classes"); classes != op.attrs.end()) attrs["classes"] = classes->second;
   Value* parts = before.value("cross_entropy_parts", {op.operands[0], op.operands[1]}, type,
                               op.result()->name() + ".parts", std::move(attrs));
   placements[parts] = Placement::shard(0);
@@ -61,6 +62,7 @@ void lower_to_own_part(Op& op, const ir::Builder::Place& before, const MeshAxis&
   op.opcode = "cross_entropy_of_parts";
   op.operands[0] = parts;
   op.attrs.erase("in_dtype");
+  op.attrs.erase("classes");
   Type log_sums = op.result(2)->type();
   log_sums.dtype = parts->type().dtype;
   op.result(2)->set_type(log_sums);

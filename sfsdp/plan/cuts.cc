@@ -17,14 +17,19 @@ std::vector<MemberCut> parse_member_cuts(const std::string& text) {
     const auto dim = parse_int(std::string_view(part).substr(0, slash));
     SFSDP_CHECK(slash != std::string::npos && dim && *dim >= 0 && slash + 1 < part.size(), '"', text,
                 "\" says no dimension and axis, such as 0/tp");
-    cuts.push_back({*dim, part.substr(slash + 1)});
+    const size_t colon = part.find(':', slash);
+    const auto whole =
+        colon == std::string::npos ? int64_t{0} : parse_int(std::string_view(part).substr(colon + 1)).value_or(0);
+    SFSDP_CHECK(colon == std::string::npos || whole > 0, '"', text, "\" says no size after :, such as 0/tp:5");
+    cuts.push_back({*dim, part.substr(slash + 1, colon == std::string::npos ? colon : colon - slash - 1), whole});
   }
   return cuts;
 }
 
 std::string to_string(const std::vector<MemberCut>& cuts) {
   std::vector<std::string> texts;
-  for (const MemberCut& cut : cuts) texts.push_back(concat(cut.dim, '/', cut.axis));
+  for (const MemberCut& cut : cuts)
+    texts.push_back(concat(cut.dim, '/', cut.axis, cut.whole > 0 ? concat(':', cut.whole) : ""));
   return join(texts, ",");
 }
 

@@ -14,8 +14,11 @@ namespace sfsdp::plan {
 struct MemberCut {
   int64_t dim = 0;
   std::string axis;
+  int64_t whole =
+      0;  // the dimension's size, where the axis does not divide it and the last ranks have fewer; 0: it does
 };
-// An entry of cuts=: "0/ep,1/tp" is dimension 0 over ep and dimension 1 over tp, "" whole. Axes of one dimension: outer first.
+// An entry of cuts=: "0/ep,1/tp" is dimension 0 over ep and dimension 1 over tp, "0/tp:5" 5 rows over tp, "" whole. Axes of one
+// dimension: outer first.
 // throws: InternalError for another text
 std::vector<MemberCut> parse_member_cuts(const std::string& text);
 std::string to_string(const std::vector<MemberCut>& cuts);

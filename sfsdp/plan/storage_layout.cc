@@ -75,7 +75,8 @@ Roles roles_in(const Graph& graph) {
 std::vector<int64_t> global_shape(const Op& op, const Op& param, const DeviceMesh& mesh) {
   std::vector<int64_t> shape;
   for (const ir::Dim& dim : op.result()->type().dims) shape.push_back(dim.size * mesh.group_size(dim.split));
-  if (shape.empty() || !param.has_attr("rows")) return shape;
+  if (!shape.empty() && param.has_attr("vocabulary")) shape[0] = param.attr<int64_t>("vocabulary");
+  if (shape.empty() || !param.has_attr("rows") || param.has_attr("vocabulary")) return shape;
   shape[0] = param.attr<int64_t>("rows");  // of what model axes have left
   for (const std::string& axis : op.result()->type().dims[0].split)
     if (is_tensor_axis(axis) || axis == param.attr_or<std::string>("box", "")) shape[0] *= mesh.size(axis);

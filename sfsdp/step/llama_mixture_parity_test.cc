@@ -65,9 +65,9 @@ testing::Case planned(testing::Case c) {
 // The rules of models/tensor_parallel_plans.h, as a config has them.
 testing::Case cut(std::vector<MeshAxis> axes, int64_t micro_batches = 1) {
   std::vector<TensorParallelRule> rules;
-  for (const std::string& entry : models::tensor_parallel_plan("llama3", models::Experts::Some)) {
+  for (const std::string& entry : models::tensor_parallel_plan("llama3")) {
     const size_t equals = entry.rfind('=');
-    rules.push_back({entry.substr(0, equals), Shard(entry[equals + 1] - '0')});
+    rules.push_back({entry.substr(0, equals), Shard(entry[equals + 1] - '0'), true});
   }
   testing::Case c = on(std::move(axes), micro_batches);
   c.rules = tensor_parallel(std::move(rules));
@@ -103,6 +103,13 @@ TEST_CASE("Qwen3-MoE over dp, tp, cp and ep trains as eager does over 20 steps")
 
 TEST_CASE("Mixtral over dp, tp, cp and ep trains as eager does over 20 steps") {
   expect_parity_on(like_mixtral(), all_axes());
+}
+
+// Its plan names experts, which no layer has.
+TEST_CASE("a mixture whose layers are all dense is cut over tp by the plan of its family") {
+  models::Llama3Args args = like_mixtral();
+  args.n_dense_layers = args.n_layers;
+  expect_parity_on(args, {cut({{"tp", 2}}), cut({{"dp_shard", 2}, {"tp", 2}})});
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <ranges>
 #include <set>
 #include <span>
 #include <utility>
@@ -371,13 +372,19 @@ at::Tensor Step::gather(const std::string& name) {
   }
   part = part.view(shape).clone();
   for (size_t d = 0; d < t.cuts.size(); ++d)
-    for (const std::string& axis : t.cuts[d].axes) {
+    for (const std::string& axis : t.cuts[d].axes | std::views::reverse) {
       comm::Communicator& ranks = *impl_->groups.at(axis);
+      const auto dim = static_cast<int64_t>(d);
       std::vector<int64_t> sizes = part.sizes().vec();
+      const bool is_last = axis == t.cuts[d].axes.front();  // that is joined; its last ranks may have fewer
+      if (is_last) sizes[d] = ceil_div(t.global_shape[d], ranks.size());
+      const at::Tensor own = at::zeros(sizes, part.options());
+      own.narrow(dim, 0, part.size(dim)).copy_(part);
       sizes.insert(sizes.begin(), ranks.size());
       const at::Tensor parts = at::empty(sizes, part.options());
-      ranks.all_gather(bytes_of(part), bytes_of(parts), {"gather " + name, ""});
-      part = at::cat(parts.unbind(), static_cast<int64_t>(d));
+      ranks.all_gather(bytes_of(own), bytes_of(parts), {"gather " + name, ""});
+      part = at::cat(parts.unbind(), dim);
+      if (part.size(dim) > t.global_shape[d]) part = part.narrow(dim, 0, t.global_shape[d]).contiguous();
     }
   return part;
 }

@@ -252,6 +252,30 @@ TEST_CASE("with sequence parallelism a block of Llama has 2 all_gathers and 2 re
   CHECK(counts.size() == 2);
 }
 
+const std::vector<Constraint> kConstraints = {constrain("layers.*.attention", Shard(1)),
+                                              constrain("norm|tok_embeddings", Replicate())};
+
+// What attention gives is cut in its positions, so that the next sums, which are added to it, are made in parts, and products gather them.
+// The first of these sums meets embeddings that are whole, and is whole before it is cut.
+TEST_CASE("a constraint on attention makes the sums after it reduce_scatters, and products gather what they read") {
+  const Counts counts = collectives_of_llama({.constraints = kConstraints});
+  const auto forward = [&](const char* block) { return counts.at(block).substr(counts.at(block).find("fwd") - 2); };
+  CHECK(forward("layers.0") == "1 fwd all_gather, 1 fwd all_reduce, 1 fwd reduce_scatter");
+  CHECK(forward("layers.1") == "2 fwd all_gather, 2 fwd reduce_scatter");
+}
+
+TEST_CASE("what is constrained trains as eager does, beside FSDP and sequence parallelism") {
+  const auto batch = [](int64_t k, int64_t first, int64_t count) { return testing::tokens(k, first, count); };
+  const Reference reference = eager(
+      testing::make_llama, testing::loss_of, [&](int64_t k) { return batch(k, 0, testing::kGlobalBatch); }, 3);
+  for (const bool by_sequence : {false, true}) {
+    const TensorParallel rules =
+        tensor_parallel(kLlamaRules.rules, {.sequence_parallel = by_sequence, .constraints = kConstraints});
+    for (const DeviceMesh& mesh : {init_device_mesh({{"tp", 2}}), init_device_mesh({{"dp_shard", 2}, {"tp", 2}})})
+      expect_parity(testing::make_llama, testing::loss_of, batch, testing::kGlobalBatch, {mesh, rules}, reference);
+  }
+}
+
 TEST_CASE("sequence parallelism trains as eager does: Llama, with FSDP and micro-batches") {
   const auto batch = [](int64_t k, int64_t first, int64_t count) { return testing::tokens(k, first, count); };
   const Reference reference = eager(

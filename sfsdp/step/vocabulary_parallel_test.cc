@@ -186,15 +186,5 @@ TEST_CASE("with sequence parallelism the sums of a vocabulary are reduce_scatter
                {"bwd all_reduce f32[64]", 1}});       // of the last norm's, in its bucket
 }
 
-TEST_CASE("a vocabulary that tp does not divide is refused by name") {
-  CHECK_THROWS_WITH_AS(
-      compile_program(meta_init(testing::make_llama), testing::loss_of, testing::kAdamW, testing::tokens(0, 0, 4),
-                      data_parallel(init_device_mesh({{"tp", 2}}), {}, kWords), {}),
-      doctest::Contains(
-          "tok_embeddings.weight, of size 29, the vocabulary, over tp = 2\n  expected a divisor of it: the "
-          "nearest below is tp = 1; or a vocabulary padded to 30"),
-      UserError);
-}
-
 }  // namespace
 }  // namespace sfsdp

@@ -21,19 +21,23 @@ namespace sfsdp::testing {
 
 using ir::interp::Array;
 
-// A rank's part of what the type says is cut in one dimension.
+// A rank's part of what the type says is cut in one dimension, and zeros where the last ranks have fewer.
 inline Array part_of(const Array& whole, const ir::Type& type, size_t rank) {
   Array part = whole;
   part.shape = type.shape();
+  part.data.resize(std::max(part.data.size(), static_cast<size_t>(ir::interp::numel(part.shape))));
   for (size_t i = 0; i < static_cast<size_t>(ir::interp::numel(part.shape)); ++i) {
     size_t rest = i, at = 0, stride = 1;
+    bool is_there = true;
     for (size_t d = type.dims.size(); d-- > 0;) {
       const auto size = static_cast<size_t>(part.shape[d]);
-      at += (rest % size + (type.dims[d].split.empty() ? 0 : rank * size)) * stride;
+      const size_t place = rest % size + (type.dims[d].split.empty() ? 0 : rank * size);
+      is_there &= place < static_cast<size_t>(whole.shape[d]);
+      at += place * stride;
       rest /= size;
       stride *= static_cast<size_t>(whole.shape[d]);
     }
-    part.data[i] = whole.data[at];
+    part.data[i] = is_there ? whole.data[at] : 0;
   }
   part.data.resize(static_cast<size_t>(ir::interp::numel(part.shape)));
   return part;

@@ -2,6 +2,7 @@
 #include "sfsdp/tools/explain_partition.h"
 
 #include <algorithm>
+#include <map>
 #include <ostream>
 #include <string>
 #include <utility>
@@ -35,8 +36,8 @@ class Counted {
   std::vector<std::pair<std::string, int64_t>> lines_;
 };
 
-void explain_parameters(const ir::Graph& graph, const TensorParallel& tensor, int64_t ranks, std::ostream& out) {
-  const auto cuts = parallel::find_cuts(graph, tensor, ranks);
+void explain_parameters(const ir::Graph& graph, const TensorParallel& tensor,
+                        const std::map<std::string, int64_t>& cuts, std::ostream& out) {
   Counted cut, whole;
   for (const auto& op : graph.ops()) {
     if (!op->is("param")) continue;
@@ -69,7 +70,15 @@ void explain_partition(ir::Graph& graph, const Strategy& strategy, std::ostream&
   for (size_t i = 0; i < axes.size(); ++i) {
     const int64_t ranks = strategy.mesh.size(axes[i]);
     out << "Over " << axes[i] << " = " << ranks << '\n';
-    if (is_tensor_axis(axes[i])) explain_parameters(captured, strategy.tensor, ranks, out);
+    if (is_tensor_axis(axes[i])) explain_parameters(captured, strategy.tensor, reports[i].cuts, out);
+    if (!reports[i].constrained.empty()) {
+      Counted constrained;
+      for (const parallel::PartitionReport::Constrained& one : reports[i].constrained)
+        constrained.add(
+            concat(with_stars(one.path), "  ", one.opcode, " is ", one.from, ", made ", one.to, ": ", one.constraint));
+      out << "  as the user wants it\n";
+      constrained.print(out);
+    }
     Counted moves;
     for (const parallel::PartitionReport::Move& move : reports[i].moves)
       moves.add(concat(

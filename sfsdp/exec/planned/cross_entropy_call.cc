@@ -60,6 +60,7 @@ std::span<at::Tensor> CrossEntropyCall::parts(const at::Tensor& logits, const at
   const std::span<at::Tensor> results = this->results();
   kernels::CrossEntropy call = call_of(logits, targets, ignored_);
   call.first = own_.first;
+  call.counted = own_.counted();
   call.rows = logits.size(0);
   call.parts = results[0].mutable_data_ptr<float>();
   check_targets({call.targets, static_cast<size_t>(call.rows)}, ignored_, own_);
@@ -84,6 +85,7 @@ std::span<at::Tensor> CrossEntropyCall::backward(std::span<const at::Tensor> ope
   const at::Tensor log_sums = in_parts_ ? operands[4].contiguous() : at::Tensor();
   if (in_parts_) {
     call.first = own_.first;
+    call.counted = own_.counted();
     call.given_sums = log_sums.const_data_ptr<float>();
   }
   call.grad = results[0].mutable_data_ptr();

@@ -4,6 +4,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/shape_rules.h"
+#include "sfsdp/mesh/chunk.h"
 
 namespace sfsdp::ir {
 namespace {
@@ -297,9 +298,17 @@ void rule_sdpa_merge(RuleContext& context) {
   context.expect(1, lse.dtype, rows);
 }
 
+// What the ranks' parts of `own` rows are of, where they do not divide it: each has so many, or fewer.
+void check_whole(RuleContext& context, const char* name, int64_t own) {
+  const int64_t whole = context.integer(name), ranks = context.ranks();
+  if (whole < 0 || ceil_div(whole, ranks) != own)
+    context.stop(concat("has ", name, "=", whole, " over ", ranks, " ranks of ", own), "expected as many as they have");
+}
+
 // %weight [rows, width] %ids
 void rule_embedding(RuleContext& context) {
   if (context.op.has_attr("axis")) context.ranks();
+  if (context.op.has_attr("num_weights")) check_whole(context, "num_weights", context.tensor(0, 2).dims[0].size);
   aten_embedding(context);
 }
 
@@ -307,13 +316,12 @@ void rule_embedding(RuleContext& context) {
 void rule_embedding_backward(RuleContext& context) {
   if (!context.op.has_attr("axis")) return aten_embedding_backward(context);
   const int64_t rows = context.integer("num_weights"), ranks = context.ranks();
-  if (rows % ranks != 0)
-    context.stop(concat("has num_weights=", rows, " over ", ranks, " ranks"), "expected rows that the ranks divide");
+  if (rows < 0) context.stop(concat("has num_weights=", rows), "expected 0 or more");
   if (context.operand().dims.empty()) context.stop("has a number as gradient", concat("got ", context.operand()));
   Shape expected = context.operand(1).shape();
   expected.push_back(context.operand().dims.back().size);
   context.expect_shape(expected, context.operand(), "the gradient");
-  context.expect_result({rows / ranks, expected.back()});
+  context.expect_result({ceil_div(rows, ranks), expected.back()});
 }
 
 // targets are class numbers, one for each row of operand `logits`.
@@ -344,6 +352,7 @@ void rule_cross_entropy_backward(RuleContext& context) {
   context.expect_shape({logits.dims[0].size}, context.operand(4), "lse");
   const bool in_parts = context.op.has_attr("axis");
   if (in_parts) context.ranks();
+  if (context.op.has_attr("classes")) check_whole(context, "classes", context.tensor(1, 2).dims[1].size);
   context.expect_dtype(in_parts ? wide(logits.dtype) : loss_dtype(context, logits), context.operand(4).dtype, "lse");
   context.expect_like(0, logits);
 }
@@ -352,6 +361,7 @@ void rule_cross_entropy_parts(RuleContext& context) {
   check_targets(context, 0);
   context.ranks();
   const Type& logits = context.operand(0);
+  if (context.op.has_attr("classes")) check_whole(context, "classes", logits.dims[1].size);
   context.expect(0, wide(logits.dtype), {3, logits.dims[0].size});
 }
 

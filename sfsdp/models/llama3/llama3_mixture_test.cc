@@ -10,7 +10,6 @@
 #include "sfsdp/capture/meta_init.h"
 #include "sfsdp/models/llama3/llama3.h"
 #include "sfsdp/models/registry.h"
-#include "sfsdp/models/tensor_parallel_plans.h"
 
 namespace sfsdp::models {
 namespace {
@@ -53,13 +52,6 @@ TEST_CASE("Qwen3-MoE's and Mixtral's flavors have the published numbers of param
   Llama3Args first = llama3_args("8x22B");
   first.vocab_size = 32000;  // as v0.1 without instructions has it
   CHECK(first.num_parameters() == 140'620'634'112);
-}
-
-TEST_CASE("a flavor of llama3 has experts where its tensor-parallel plan cuts some") {
-  for (const std::string& flavor : llama3_flavors()) {
-    CAPTURE(flavor);
-    CHECK((llama3_args(flavor).num_experts > 0) == (experts_of_flavor(flavor) == Experts::Some));
-  }
 }
 
 Llama3Args tiny() {

@@ -110,7 +110,9 @@ class Rewriter {
       std::vector<plan::MemberCut> of_member;
       for (size_t d = 0; d < m.whole.dims.size(); ++d)
         for (const std::string& axis : m.whole.dims[d].split)
-          if (is_tensor_axis(axis) || is_expert_axis(axis)) of_member.push_back({static_cast<int64_t>(d), axis});
+          if (is_tensor_axis(axis) || is_expert_axis(axis))
+            of_member.push_back({static_cast<int64_t>(d), axis,
+                                 d == 0 && is_tensor_axis(axis) ? m.param->attr_or("vocabulary", int64_t{0}) : 0});
       any |= !of_member.empty();
       cuts.push_back(plan::to_string(of_member));
     }

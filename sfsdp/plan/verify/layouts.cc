@@ -14,6 +14,7 @@
 #include "sfsdp/ir/side_table.h"
 #include "sfsdp/mesh/model_axis.h"
 #include "sfsdp/plan/cuts.h"
+#include "sfsdp/plan/verify/padding.h"
 #include "sfsdp/plan/verify/ring_layouts.h"
 #include "sfsdp/plan/verify/row_layouts.h"
 #include "sfsdp/plan/verify/sequence_layouts.h"
@@ -496,6 +497,8 @@ std::string verify_layouts(const ir::Graph& graph) {
   for (const ir::MeshAxis& axis : graph.mesh) {
     if (axis.size == 1 || !is_model_axis(axis.name)) continue;
     if (std::string wrong = LayoutChecker(graph, axis).check(); !wrong.empty()) return wrong;
+    if (!is_tensor_axis(axis.name)) continue;
+    if (std::string wrong = verify_padding(graph, axis); !wrong.empty()) return wrong;
   }
   return "";
 }

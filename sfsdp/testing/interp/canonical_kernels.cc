@@ -122,9 +122,17 @@ Arrays matmul(const KernelContext& c) {
   return {out};
 }
 
+// How many ids or classes there are, where each rank's tensors have `count`; and how many of these are the rank's.
+int64_t whole_of(const KernelContext& c, int64_t count) {
+  return c.op.attr_or("classes", c.op.attr_or("num_weights", count * c.axis_ranks));
+}
+size_t counted_of(const KernelContext& c, int64_t count) {
+  return static_cast<size_t>(std::clamp<int64_t>(whole_of(c, count) - c.axis_rank * count, 0, count));
+}
+
 // Which of the `count` ids or classes that the rank has this one is; nullopt: another rank's.
 std::optional<size_t> own_index(const KernelContext& c, double index, int64_t count) {
-  const auto whole = static_cast<int64_t>(index_in(c, index, count * c.axis_ranks)), own = whole - c.axis_rank * count;
+  const auto whole = static_cast<int64_t>(index_in(c, index, whole_of(c, count))), own = whole - c.axis_rank * count;
   return own >= 0 && own < count ? std::optional(static_cast<size_t>(own)) : std::nullopt;
 }
 
@@ -336,7 +344,7 @@ Arrays cross_entropy_backward(const KernelContext& c) {
     if (targets.data[r] == t.ignored) continue;
     const double each = c.in(0).data[t.reduction == kEach ? r : 0] / (t.reduction == kMean ? c.in(3).data[0] : 1);
     const std::vector<double> x = row(logits, r);
-    for (size_t v = 0; v < x.size(); ++v)
+    for (size_t v = 0; v < counted_of(c, logits.shape.back()); ++v)
       out.data[r * x.size() + v] =
           each * (std::exp(x[v] - c.in(4).data[r]) - (own_index(c, targets.data[r], logits.shape.back()) == v ? 1 : 0));
   }
@@ -349,8 +357,9 @@ Arrays cross_entropy_parts(const KernelContext& c) {
   const size_t rows = targets.data.size();
   Array out = Array::zeros(logits.dtype, {3, static_cast<int64_t>(rows)});
   for (size_t r = 0; r < rows; ++r) {
-    const std::vector<double> x = row(logits, r);
-    out.data[r] = *std::ranges::max_element(x);
+    std::vector<double> x = row(logits, r);
+    x.resize(counted_of(c, logits.shape.back()));
+    out.data[r] = x.empty() ? -std::numeric_limits<double>::infinity() : *std::ranges::max_element(x);
     for (const double v : x) out.data[rows + r] += std::exp(v - out.data[r]);
     if (targets.data[r] == number_of(c.op, "ignore_index", -100)) continue;
     if (const auto own = own_index(c, targets.data[r], logits.shape.back())) out.data[2 * rows + r] = x[*own];

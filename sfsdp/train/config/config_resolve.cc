@@ -238,30 +238,13 @@ ExpertParallelOptions expert_parallel_of(const JobConfig& config) {
           .capacity = config.parallelism.expert_parallel_capacity};
 }
 
-namespace {
-
-// The model's own plan, by what config and folder say of it.
-std::vector<std::string> plan_of_model(const JobConfig& config, std::string& model) {
-  models::Experts experts = models::experts_of_flavor(config.model.flavor);
-  if (config.model.name == "hf") {
-    const HfConfig hf = read_hf_config(config.model.hf_assets_path);
-    model = hf.model;
-    experts = hf.has_mixtures() ? models::Experts::Some : models::Experts::None;
-  }
-  if (const auto found = config.model_args.find("num_experts"); found != config.model_args.end())
-    if (const auto* number = std::get_if<int64_t>(&found->second))
-      experts = *number > 0 ? models::Experts::Some : models::Experts::None;
-  return models::tensor_parallel_plan(model, experts);
-}
-
-}  // namespace
-
 TensorParallel tensor_parallel_of(const JobConfig& config) {
   const Parallelism& p = config.parallelism;
   if (p.tensor_parallel_degree == 1) return {};
   std::string model = config.model.name;
-  const std::vector<std::string> plan =
-      p.tensor_parallel_plan.empty() ? plan_of_model(config, model) : p.tensor_parallel_plan;
+  const bool is_own = !p.tensor_parallel_plan.empty();
+  if (model == "hf" && !is_own) model = read_hf_config(config.model.hf_assets_path).model;
+  const std::vector<std::string> plan = is_own ? p.tensor_parallel_plan : models::tensor_parallel_plan(model);
   if (plan.empty())
     throw UserError(concat("parallelism.tensor_parallel_degree = ", p.tensor_parallel_degree, " with model ", model,
                            ": nothing says which weights are cut\n  expected parallelism.tensor_parallel_plan, such as "
@@ -275,10 +258,23 @@ TensorParallel tensor_parallel_of(const JobConfig& config) {
     if (dim < 0 || pattern.empty())
       throw UserError(concat("parallelism.tensor_parallel_plan: ", entry,
                              "\n  expected a pattern, = and a dimension, such as *.wq|wk|wv=0"));
-    rules.push_back({pattern, Shard(dim)});
+    rules.push_back({pattern, Shard(dim), !is_own});
   }
-  return tensor_parallel(std::move(rules),
-                         {.sequence_parallel = p.enable_sequence_parallel, .loss_parallel = !p.disable_loss_parallel});
+  std::vector<Constraint> constraints;
+  for (const std::string& entry : p.tensor_parallel_constraints) {
+    const size_t equals = entry.rfind('=');
+    const std::string_view text(entry);
+    const std::string_view place = equals == std::string::npos ? "" : trim(text.substr(equals + 1));
+    const int64_t dim = parse_int(place).value_or(-1);
+    const std::string pattern(trim(text.substr(0, equals)));
+    if ((dim < 0 && place != "whole") || pattern.empty())
+      throw UserError(concat("parallelism.tensor_parallel_constraints: ", entry,
+                             "\n  expected a pattern of modules, = and a dimension or whole, such as norm=whole"));
+    constraints.push_back(dim < 0 ? constrain(pattern, Replicate()) : constrain(pattern, Shard(dim)));
+  }
+  return tensor_parallel(std::move(rules), {.sequence_parallel = p.enable_sequence_parallel,
+                                            .loss_parallel = !p.disable_loss_parallel,
+                                            .constraints = std::move(constraints)});
 }
 
 sfsdp::Optimizer optimizer_of(const Optimizer& config) {
@@ -339,6 +335,7 @@ std::string with_keys(std::string message) {
       {"DispatchMethod::Exchange", "parallelism.expert_parallel_dispatch = exchange"},
       {"ExpertParallelOptions::capacity", "parallelism.expert_parallel_capacity"},
       {"ExpertParallelOptions::experts", "the program's experts"},
+      {"tensor_parallel: constrain(", "parallelism.tensor_parallel_constraints: constrain("},
       {"tensor_parallel: ", "parallelism.tensor_parallel_plan: "},
       {"RematOptions::save", "activation_checkpoint.save"},
       {"RematOptions::blocks", "activation_checkpoint.mode = as_exported"},

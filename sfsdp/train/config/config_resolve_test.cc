@@ -58,16 +58,10 @@ TEST_CASE("config_resolve: what tensor_parallel_degree cuts is the model's plan,
   config.parallelism.tensor_parallel_degree = 2;
   const TensorParallel llama = tensor_parallel_of(config);
   REQUIRE(!llama.rules.empty());
-  CHECK(llama.rules[0].pattern == "*.wq|wk|wv|w1|w3");
+  CHECK(llama.rules[0].pattern == "*.experts.w1|w3");
+  CHECK(llama.rules[2].pattern == "*.wq|wk|wv|w1|w3");
+  for (const TensorParallelRule& rule : llama.rules) CHECK(rule.may_name_nothing);  // such as experts, in a dense model
   CHECK(llama.options.sequence_parallel);
-  config.model.flavor = "30B-A3B";
-  CHECK(tensor_parallel_of(config).rules[0].pattern == "*.experts.w1|w3");
-  config.model_args["num_experts"] = int64_t{0};
-  CHECK(tensor_parallel_of(config).rules[0].pattern == "*.wq|wk|wv|w1|w3");
-  config.model.flavor = "debugmodel";
-  config.model_args["num_experts"] = int64_t{8};
-  CHECK(tensor_parallel_of(config).rules[0].pattern == "*.experts.w1|w3");
-  config.model_args.clear();
   config.parallelism.tensor_parallel_plan = {"*.q_proj|k_proj = 0", "*.o_proj=1"};
   config.parallelism.enable_sequence_parallel = false;
   const TensorParallel own = tensor_parallel_of(config);
@@ -75,7 +69,20 @@ TEST_CASE("config_resolve: what tensor_parallel_degree cuts is the model's plan,
   CHECK(own.rules[0].pattern == "*.q_proj|k_proj");
   CHECK(own.rules[0].cut.dim == 0);
   CHECK(own.rules[1].cut.dim == 1);
+  CHECK_FALSE(own.rules[1].may_name_nothing);
   CHECK_FALSE(own.options.sequence_parallel);
+  config.parallelism.tensor_parallel_constraints = {"norm = whole", "layers.*.attention=1"};
+  const std::vector<Constraint> constraints = tensor_parallel_of(config).options.constraints;
+  REQUIRE(constraints.size() == 2);
+  CHECK(to_string(constraints[0]) == "constrain(\"norm\", Replicate())");
+  CHECK(to_string(constraints[1]) == "constrain(\"layers.*.attention\", Shard(1))");
+  for (const char* wrong : {"norm", "norm=-1", "=whole", "norm=none"}) {
+    config.parallelism.tensor_parallel_constraints = {wrong};
+    CHECK_THROWS_WITH_AS(tensor_parallel_of(config), doctest::Contains("= and a dimension or whole"), UserError);
+  }
+  config.parallelism.tensor_parallel_constraints = {};
+  CHECK(with_keys("tensor_parallel: constrain(\"n\", Replicate()) names no module") ==
+        "parallelism.tensor_parallel_constraints: constrain(\"n\", Replicate()) names no module");
   for (const char* wrong : {"*.q_proj", "*.q_proj=-1", "=0", "*.q_proj=x"}) {
     config.parallelism.tensor_parallel_plan = {wrong};
     CHECK_THROWS_WITH_AS(tensor_parallel_of(config), doctest::Contains("expected a pattern, = and a dimension"),

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/parallel/pad_vocabularies.h"
+
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
+#include "sfsdp/ir/parser.h"
+#include "sfsdp/ir/printer.h"
+#include "sfsdp/ir/verifier.h"
+#include "sfsdp/parallel/partition.h"
+#include "sfsdp/plan/verify/layouts.h"
+#include "sfsdp/testing/expect_pass.h"
+#include "sfsdp/testing/layout_mutants.h"
+#include "sfsdp/testing/same_meaning.h"
+
+namespace sfsdp::parallel {
+namespace {
+
+std::string with(std::string text, const std::string& from, const std::string& to) {
+  for (size_t at = 0; (at = text.find(from, at)) != text.npos; at += to.size()) text.replace(at, from.size(), to);
+  return text;
+}
+
+// A table, a head with a bias and the loss of V classes, and what autograd makes of them: no token 2 is learnt, no target 1 counts.
+std::string words(int64_t classes) {
+  return with(R"(
+  graph mesh [] view global
+    %w = param name=tok.weight : f32[V, 6] at tok.weight
+    %o = param name=head.weight : f32[V, 6] at head.weight
+    %b = param name=head.bias : f32[V] at head.bias
+    %ids = input name=ids : i64[2, 3]
+    %t = input name=t : i64[6]
+  fwd:
+    %e = embedding %w, %ids padding_idx=2 : f32[2, 3, 6] at tok
+    %h = aten.mul.Tensor %e, %e : f32[2, 3, 6]
+    %y = linear %h, %o, %b : f32[2, 3, V] at head
+    %x = aten.view %y size=[6, V] : f32[6, V]
+  loss:
+    %loss, %n, %lse = cross_entropy %x, %t ignore_index=1 : f32[], f32[], f32[6]
+  bwd:
+    %one = full value=1.0 : f32[]
+    %dx = cross_entropy_backward %one, %x, %t, %n, %lse ignore_index=1 bwd_of=%loss : f32[6, V]
+    %dy = aten.view %dx size=[2, 3, V] : f32[2, 3, V]
+    %db = aten.sum.dim_IntList %dy dim=[0, 1] : f32[V] at head
+    %do = linear_dw %dy, %h bwd_of=%y : f32[V, 6] at head
+    %dh = linear_dx %dy, %o bwd_of=%y : f32[2, 3, 6] at head
+    %d2 = aten.mul.Scalar %dh other=2.0 : f32[2, 3, 6]
+    %de = aten.mul.Tensor %d2, %e : f32[2, 3, 6]
+    %dw = embedding_backward %de, %ids num_weights=V padding_idx=2 bwd_of=%e : f32[V, 6] at tok
+    %w.grad = gradient %dw param=tok.weight : f32[V, 6]
+    %o.grad = gradient %do param=head.weight : f32[V, 6]
+    %b.grad = gradient %db param=head.bias : f32[V]
+    return %loss
+    carry %w = %w.grad
+    carry %o = %o.grad
+    carry %b = %b.grad
+)",
+              "V", std::to_string(classes));
+}
+
+// The head reads the table itself, and both gradients are added.
+std::string tied(int64_t classes) {
+  std::string text = words(classes);
+  const std::string v = std::to_string(classes);
+  text = with(text, "    %o = param name=head.weight : f32[" + v + ", 6] at head.weight\n", "");
+  text = with(text, "    %b = param name=head.bias : f32[" + v + "] at head.bias\n", "");
+  text = with(text, "    %b.grad = gradient %db param=head.bias : f32[" + v + "]\n", "");
+  text = with(text, "    %o.grad = gradient %do param=head.weight : f32[" + v + ", 6]\n", "");
+  text = with(text, "    carry %o = %o.grad\n    carry %b = %b.grad\n", "");
+  text = with(text, "linear %h, %o, %b", "linear %h, %w");
+  text = with(text, "linear_dx %dy, %o", "linear_dx %dy, %w");
+  return with(text, "    %w.grad = gradient %dw",
+              "    %both = aten.add.Tensor %do, %dw : f32[" + v + ", 6]\n    %w.grad = gradient %both");
+}
+
+const TensorParallel kRows = tensor_parallel({{"tok|head", Shard(0)}}), kTied = tensor_parallel({{"tok", Shard(0)}});
+
+ir::Graph cut(const std::string& text, const TensorParallel& rules, int64_t ranks) {
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
+  graph.mesh = {{"tp", ranks}};
+  graph.view = ir::Graph::View::Local;
+  partition(graph, {"tp", ranks}, find_cuts(graph, rules, ranks), rules.options);
+  for (const ir::Diagnostic& wrong : ir::verify(graph)) FAIL_CHECK(wrong.message, "\n", wrong.detail);
+  CHECK(plan::verify_layouts(graph) == "");
+  return graph;
+}
+
+TEST_CASE(
+    "a vocabulary that the ranks do not divide: each has as many rows, and the attributes say how many there are") {
+  CHECK(ir::print(cut(words(5), kRows, 2)) == testing::dedent(R"(
+    graph mesh [tp=2] view local
+      %w = param name=tok.weight vocabulary=5 : f32[3/tp, 6] at tok.weight
+      %o = param name=head.weight vocabulary=5 : f32[3/tp, 6] at head.weight
+      %b = param name=head.bias vocabulary=5 : f32[3/tp] at head.bias
+      %ids = input name=ids : i64[2, 3]
+      %t = input name=t : i64[6]
+    fwd:
+      %e = embedding %w, %ids axis=tp num_weights=5 padding_idx=2 : f32[2, 3, 6] sum(tp) at tok
+      %e.sum = all_reduce %e axis=tp : f32[2, 3, 6] at tok
+      %h = aten.mul.Tensor %e.sum, %e.sum : f32[2, 3, 6]
+      %y = linear %h, %o, %b : f32[2, 3, 3/tp] at head
+      %x = aten.view %y size=[6, 3] : f32[6, 3/tp]
+    loss:
+      %loss.parts = cross_entropy_parts %x, %t axis=tp classes=5 ignore_index=1 : f32[3/tp, 6]
+      %loss.parts.whole = all_gather %loss.parts axis=tp dim=0 : f32[6, 6]
+      %loss, %n, %lse = cross_entropy_of_parts %loss.parts.whole, %t ignore_index=1 : f32[], f32[], f32[6]
+    bwd:
+      %one = full value=1.0 : f32[]
+      %dx = cross_entropy_backward %one, %x, %t, %n, %lse axis=tp classes=5 ignore_index=1 bwd_of=%loss : f32[6, 3/tp]
+      %dy = aten.view %dx size=[2, 3, 3] : f32[2, 3, 3/tp]
+      %db = aten.sum.dim_IntList %dy dim=[0, 1] : f32[3/tp] at head
+      %do = linear_dw %dy, %h bwd_of=%y : f32[3/tp, 6] at head
+      %dh = linear_dx %dy, %o bwd_of=%y : f32[2, 3, 6] sum(tp) at head
+      %dh.sum = all_reduce %dh axis=tp : f32[2, 3, 6] at head
+      %d2 = aten.mul.Scalar %dh.sum other=2.0 : f32[2, 3, 6]
+      %de = aten.mul.Tensor %d2, %e.sum : f32[2, 3, 6]
+      %dw = embedding_backward %de, %ids axis=tp num_weights=5 padding_idx=2 bwd_of=%e : f32[3/tp, 6] at tok
+      %w.grad = gradient %dw param=tok.weight : f32[3/tp, 6]
+      %o.grad = gradient %do param=head.weight : f32[3/tp, 6]
+      %b.grad = gradient %db param=head.bias : f32[3/tp]
+      return %loss
+      carry %w = %w.grad
+      carry %o = %o.grad
+      carry %b = %b.grad
+  )"));
+}
+
+// Carried gradients are compared row by row, and those of padding with 0. 5 rows over 4 ranks are 2, 2, 1 and none.
+TEST_CASE(
+    "on ranks that do not divide it a vocabulary means what it does on one, tied or not, to the last rank without "
+    "rows") {
+  const TensorParallel by_sequence = tensor_parallel(kRows.rules, {.sequence_parallel = true});
+  for (const int64_t classes : {5, 7, 9})
+    for (const int64_t ranks : {2, 3, 4}) {
+      CAPTURE(classes);
+      CAPTURE(ranks);
+      const std::string apart = words(classes), shared = tied(classes);
+      testing::expect_same_meaning(apart, cut(apart, kRows, ranks), ranks);
+      testing::expect_same_meaning(shared, cut(shared, kTied, ranks), ranks);
+      for (const char* only : {"tok", "head"})
+        testing::expect_same_meaning(apart, cut(apart, tensor_parallel({{only, Shard(0)}}), ranks), ranks);
+      if (ranks == 2 || ranks == 3) testing::expect_same_meaning(apart, cut(apart, by_sequence, ranks), ranks);
+      for (const char* reduction : {"ignore_index=1 reduction=2", "ignore_index=0"}) {
+        const std::string other = with(apart, "ignore_index=1", reduction);
+        testing::expect_same_meaning(other, cut(other, kRows, ranks), ranks);
+      }
+    }
+}
+
+void expect_refused(const std::string& text, const TensorParallel& rules, const char* what) {
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
+  graph.mesh = {{"tp", 2}};
+  graph.view = ir::Graph::View::Local;
+  CHECK_THROWS_WITH_AS(partition(graph, {"tp", 2}, find_cuts(graph, rules, 2), rules.options), doctest::Contains(what),
+                       UserError);
+}
+
+TEST_CASE("what would see padding is refused by name, with the cure") {
+  expect_refused(
+      words(5), tensor_parallel(kRows.rules, {.loss_parallel = false}),
+      "of a vocabulary of 5 that tp = 2 does not divide, are gathered for the loss\n  expected loss_parallel, or a "
+      "vocabulary of 6");
+  const std::string line = "    %x = aten.view %y size=[6, 5] : f32[6, 5]\n";
+  const auto read_by = [&](const std::string& op) { return with(words(5), line, op + line); };
+  expect_refused(read_by("    %z = aten.logsumexp %y dim=[2] keepdim=false : f32[2, 3] at head\n"), kRows,
+                 "tensor_parallel: aten.logsumexp at head reads %y, of a vocabulary of 5 that tp = 2 does not divide\n"
+                 "  expected lookups, products and a loss in parts to read it; or a vocabulary of 6");
+  expect_refused(with(words(5), "return %loss", "return %loss, %y"), kRows, "of a vocabulary of 5");
+  expect_refused(words(5), tensor_parallel({{"tok|head", Shard(0)}}, {.constraints = {constrain("head", Replicate())}}),
+                 "as a whole, of a vocabulary that tp does not divide");
+  // No vocabulary: as before.
+  expect_refused(words(5), tensor_parallel({{"head.weight", Shard(1)}, {"tok", Shard(1)}, {"head.bias", Shard(0)}}),
+                 "of a vocabulary of 5");
+}
+
+TEST_CASE(
+    "verify_layouts: padding that is looked up, counted, added up, gathered or carried on is found, with the op") {
+  testing::expect_refused(testing::dedent(ir::print(cut(words(5), kRows, 2))),
+                          {
+                              {"padded classes are counted", "axis=tp classes=5 ignore_index=1 : f32[3/tp, 6]",
+                               "axis=tp ignore_index=1 : f32[3/tp, 6]", "classes are 6, and 5 are there, 1 of padding"},
+                              {"padded classes have a gradient", "%n, %lse axis=tp classes=5 ignore_index=1",
+                               "%n, %lse axis=tp ignore_index=1", "classes are 6, and 5 are there, 1 of padding"},
+                              {"one class too many", "axis=tp classes=5 ignore_index=1 : f32[3/tp, 6]",
+                               "axis=tp classes=6 ignore_index=1 : f32[3/tp, 6]", "classes are 6, and 5 are there"},
+                              {"an id of padding is looked up", "%w, %ids axis=tp num_weights=5 padding_idx=2",
+                               "%w, %ids axis=tp padding_idx=2", "num_weights are 6, and 5 are there"},
+                              {"a table without padding, said to have some", "name=tok.weight vocabulary=5",
+                               "name=tok.weight", "num_weights are 5, and 6 are there"},
+                              {"a gradient of padding is not 0", "%w.grad = gradient %dw",
+                               "%one.more = aten.add.Scalar %dw other=1.0 : "
+                               "f32[3/tp, 6]\n  %w.grad = gradient %one.more",
+                               "the padding of a gradient is not 0"},
+                              {"probabilities of padding are added up", "%x = aten.view %y size=[6, 3] : f32[6, 3/tp]",
+                               "%p = aten.exp %y : f32[2, 3, 3/tp]\n  %z = aten.sum.dim_IntList %p dim=[2] : f32[2, 3] "
+                               "sum(tp)\n  %x = aten.view "
+                               "%y size=[6, 3] : f32[6, 3/tp]",
+                               "padding is added up that is not 0"},
+                          });
+}
+
+}  // namespace
+}  // namespace sfsdp::parallel

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// How partition says what lies how, and why it goes no further.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "sfsdp/ir/graph.h"
+#include "sfsdp/ir/placement.h"
+#include "sfsdp/mesh/device_mesh.h"
+#include "sfsdp/parallel/tensor_parallel.h"
+
+namespace sfsdp::parallel {
+
+std::string text_of(const ir::Placement& placement);  // "cut in dimension 1"
+
+// The op reads what is cut, and nothing says how it may be cut.
+//   operand:     which one, that lies as `placement`
+//   by_sequence: sequence parallelism is on, which cuts rows too
+//   constraint:  nullptr, or what has made the operand lie so
+[[noreturn]] void throw_no_rule(const ir::Op& op, size_t operand, const ir::Placement& placement,
+                                const std::string& axis, bool by_sequence, const Constraint* constraint);
+
+}  // namespace sfsdp::parallel
