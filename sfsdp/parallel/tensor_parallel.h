@@ -25,6 +25,10 @@ struct TensorParallelRule {
   Shard cut{0};
 };
 
+// Where products are computed part by part, so that gathers and reductions of their rows pass under them (pipeline_products): nowhere; where
+// that is faster on the machine that costs are counted on (TuneOptions::machine); wherever it can be done.
+enum class AsyncProducts : uint8_t { Off, WhereFaster, Everywhere };
+
 struct TensorParallelOptions {
   // Between the products that add up and those that are cut again, each rank has its part of the rows of what has 3 dimensions at
   // least: of the samples where the axis divides their number, else of the sequence. Sums are reduce_scatters, and all_gathers
@@ -33,6 +37,8 @@ struct TensorParallelOptions {
   // Where logits are cut in their classes, ranks send three numbers a token for the loss, and each makes the gradient of its own.
   // false: the logits are gathered before the loss.
   bool loss_parallel = true;
+  // With sequence_parallel. A training step of which no product is computed so is an error, which says why.
+  AsyncProducts async_products = AsyncProducts::Off;
 };
 
 // What no rule names is whole on every rank of the axis. The first rule that names a parameter counts.

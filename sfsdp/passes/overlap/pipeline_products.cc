@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -36,7 +37,8 @@ std::string axis_of(const Op& op) {
 
 class SiteFinder {
  public:
-  SiteFinder(const Graph& graph, std::string_view axis) : graph_(graph), axis_(axis), index_(graph) {}
+  SiteFinder(const Graph& graph, std::string_view axis)
+      : graph_(graph), axis_(axis), ranks_(ir::axis_size(graph, AxisList{axis_}).value_or(1)), index_(graph) {}
 
   std::vector<ProductSite> find() const {
     std::vector<ProductSite> sites;
@@ -55,47 +57,82 @@ class SiteFinder {
   }
 
  private:
+  // What is sent is in one piece, or has a dimension of ranks that is brought to its front, and back (parallel/redistribute.h).
+  ProductSite site_of(Op* collective) const {
+    ProductSite site{.collective = collective,
+                     .from = collective->operands[0],
+                     .to = collective->result(),
+                     .dim = collective->attr<int64_t>("dim"),
+                     .moves = {collective}};
+    const Op* back = index_.only_reader(site.to);
+    if (!back || !ir::has_flag(*back, ir::kPermute)) return site;
+    Ops above, below;
+    for (Op* op = site.from->producer(); is_form(*op) && above.size() < 3; op = op->operands[0]->producer()) {
+      above.insert(above.begin(), op);
+      if (op->is("aten.view")) break;
+    }
+    for (Op* op = index_.only_reader(site.to); op && is_form(*op) && below.size() < 3;
+         op = index_.only_reader(op->result())) {
+      below.push_back(op);
+      if (op->is("aten.view")) break;
+    }
+    if (above.empty() || !above.front()->is("aten.view") || !below.back()->is("aten.view")) return site;
+    Value *from = above.front()->operands[0], *to = below.back()->result();
+    const auto dim = dim_of_part(*from, *to, collective->is("all_gather"));
+    if (!dim || !brings_to_front(above, *dim)) return site;
+    site.from = from;
+    site.to = to;
+    site.dim = *dim;
+    site.moves = above;
+    site.moves.push_back(collective);
+    site.moves.insert(site.moves.end(), below.begin(), below.end());
+    return site;
+  }
+
+  bool is_form(const Op& op) const {
+    return op.is("aten.view", "aten.clone") || (ir::has_flag(op, ir::kPermute) && op.has_attr("dims"));
+  }
+
+  // In which a rank has a part of what is gathered, or gets one of what is reduced; nullopt: they differ otherwise.
+  std::optional<int64_t> dim_of_part(const Value& from, const Value& to, bool gathers) const {
+    const auto all = (gathers ? to : from).type().shape(), own = (gathers ? from : to).type().shape();
+    std::optional<int64_t> dim;
+    if (all.size() != own.size()) return dim;
+    for (size_t d = 0; d < all.size(); ++d) {
+      if (all[d] == own[d]) continue;
+      if (dim || all[d] != own[d] * ranks_) return std::nullopt;
+      dim = static_cast<int64_t>(d);
+    }
+    return dim;
+  }
+
+  // A view with ranks as a dimension before it, and that one in front.
+  static bool brings_to_front(const Ops& above, int64_t dim) {
+    for (const Op* op : above)
+      if (const auto* dims = op->find_attr<std::vector<int64_t>>("dims"))
+        return !dims->empty() && dims->front() == dim && std::is_sorted(dims->begin() + 1, dims->end());
+    return false;
+  }
+
   ProductSite of_gather(Op* gather) const {
-    ProductSite site{.collective = gather};
-    const Value* all = gather->result();
-    site.has_others = index_.is_returned(all);
-    for (Op* reader : index_.readers(all)) {
-      if (reader->section == gather->section && reads_rows(*reader, all))
+    ProductSite site = site_of(gather);
+    site.has_others = index_.is_returned(site.to);
+    for (Op* reader : index_.readers(site.to)) {
+      if (reader->section == gather->section && reads_rows(*reader, site.to))
         site.products.push_back(reader);
       else
         site.has_others = true;
     }
-    // The gathered rows are brought into another order, or the products' rows are.
-    const auto readers = index_.readers(all);
-    if (site.products.empty() && readers.size() == 1 && ir::has_flag(*readers[0], ir::kPermute)) {
-      site.products = products_below(readers[0]);
-      site.refused = "rows of a rank do not lie together, as samples stand before them that the ranks do not divide";
-    }
     return site;
   }
 
-  // Through views and copies.
-  Ops products_below(Op* op) const {
-    while (op) {
-      if (is_product(*op)) return {op};
-      const bool passes = ir::has_flag(*op, ir::kPermute) || ir::has_flag(*op, ir::kReshape) || op->is("aten.clone");
-      if (!passes) return {};
-      const auto readers = index_.readers(op->result());
-      Ops found;
-      for (Op* reader : readers)
-        if (is_product(*reader) && reader->operands[0] == op->result()) found.push_back(reader);
-      if (!found.empty()) return found;
-      op = readers.size() == 1 ? readers[0] : nullptr;
-    }
-    return {};
-  }
-
   ProductSite of_scatter(Op* scatter) const {
-    ProductSite site{.collective = scatter};
-    Ops open = {scatter->operands[0]->producer()};
+    ProductSite site = site_of(scatter);
+    const Op* first = site.moves.front();
+    Ops open = {site.from->producer()};
     const auto is_own = [&](const Op* op) {
       const Op* reader = index_.only_reader(op->result());
-      return op->section == scatter->section && reader &&
+      return op->section == first->section && reader &&
              std::count(reader->operands.begin(), reader->operands.end(), op->result()) == 1;
     };
     while (!open.empty()) {
@@ -119,20 +156,20 @@ class SiteFinder {
 
   std::string refused(const ProductSite& site) const {
     const Op& op = *site.collective;
-    const auto dim = op.attr_or<int64_t>("dim", 0);
-    const Value& rows = *(site.is_gather() ? op.operands[0] : op.result());
-    if (dim + 1 >= std::ssize(rows.type().dims)) return "no rows are cut, but what a product adds up";
+    const Value& rows = *(site.is_gather() ? site.from : site.to);
+    if (site.dim + 1 >= std::ssize(rows.type().dims)) return "no rows are cut, but what a product adds up";
     if (const ir::ReduceOp reduce = ir::reduce_op(op); !site.is_gather() && reduce != ir::ReduceOp::Sum)
       return concat("it takes the ", ir::to_string(reduce));
-    const ir::Dim& cut = rows.type().dims[static_cast<size_t>(dim)];
+    const ir::Dim& cut = rows.type().dims[static_cast<size_t>(site.dim)];
     for (size_t i = 0; i < cut.split.size(); ++i)
       if (cut.blocks_of(i) != 1) return concat("rows are cut in ", cut.blocks_of(i), " blocks over ", cut.split[i]);
+    if (!site.from->type().strides.empty() || !site.to->type().strides.empty()) return "rows have gaps in memory";
     for (const Op* product : site.products) {
       if (!product->result()->type().strides.empty() || !product->operands[0]->type().strides.empty())
         return concat(ir::opcode_at(*product), " reads or makes what has gaps in memory");
       if (!site.is_gather()) continue;
       for (const Value* operand : product->operands)
-        if (operand && operand != op.result() && index_.position(operand->producer()) > index_.position(&op))
+        if (operand && operand != site.to && index_.position(operand->producer()) > index_.position(&op))
           return concat("what ", ir::opcode_at(*product), " reads beside the rows is made after they are gathered");
     }
     return "";
@@ -140,6 +177,7 @@ class SiteFinder {
 
   const Graph& graph_;
   const std::string axis_;
+  const int64_t ranks_;
   const ir::Index index_;
 };
 
@@ -158,53 +196,51 @@ class Rewriter {
  private:
   // The next rank's rows are on their way while those of this one are computed.
   void gather(const ProductSite& site) {
-    Op* const gather = site.collective;
-    const auto dim = gather->attr<int64_t>("dim");
-    const auto here = build_.after(gather).like(*gather);
-    std::vector<Value*> rows = {gather->operands[0]};
+    const auto here = build_.after(site.moves.back()).like(*site.collective);
+    std::vector<Value*> rows = {site.from};
     std::map<Op*, std::vector<Value*>> parts;
     for (int64_t shift = 0; shift < ranks_; ++shift) {
-      if (shift + 1 < ranks_) rows.push_back(send(here, rows[0], shift + 1, rows[0]->type(), "from"));
+      if (shift + 1 < ranks_) rows.push_back(send(here, site.from, shift + 1, site.from->type(), "from"));
       for (Op* product : site.products) {
         std::vector<Value*> operands = product->operands;
         operands[0] = rows[static_cast<size_t>(shift)];
-        parts[product].push_back(again(here.like(*product), *product, operands, dim, shift));
+        parts[product].push_back(again(here.like(*product), *product, operands, site.dim, shift));
       }
     }
-    for (Op* product : site.products) join(here.like(*product), product, parts[product], dim);
-    if (site.has_others)
-      join(here, gather, rows, dim);
-    else
-      build_.erase(gather);
+    for (Op* product : site.products) {
+      instead_of_[product] = join(here.like(*product), product->result(), parts[product], site.dim);
+      build_.erase(product);
+    }
+    if (site.has_others) join(here, site.to, rows, site.dim);
+    build_.erase(site.moves);
   }
 
-  void join(const ir::Builder::Place& place, Op* whole, const std::vector<Value*>& parts, int64_t dim) {
-    const Op* made = place.list("join_parts", parts, whole->result()->type(), whole->result()->name() + ".joined",
-                                {{"axis", axis_}, {"dim", dim}});
-    replace(whole, made);
+  Op* join(const ir::Builder::Place& place, Value* whole, const std::vector<Value*>& parts, int64_t dim) {
+    Op* made = place.list("join_parts", parts, whole->type(), whole->name() + ".joined", {{"axis", axis_}, {"dim", dim}});
+    build_.take_place(whole, made->result());
+    return made;
   }
 
   // The rows of the rank after this one first, the own ones, which nothing waits for, at last.
   void scatter(const ProductSite& site) {
-    Op* const scatter = site.collective;
-    const auto dim = scatter->attr<int64_t>("dim");
-    const auto here = build_.before(scatter).like(*scatter);
+    const auto here = build_.before(site.collective).like(*site.collective);
     std::vector<Value*> terms;
     for (int64_t to = 1; to <= ranks_; ++to) {
-      Value* term = part_of(site, (ranks_ - to) % ranks_, dim);
-      terms.push_back(to == ranks_ ? term : send(here, term, to, scatter->result()->type(), "home"));
+      Value* term = part_of(site, (ranks_ - to) % ranks_);
+      terms.push_back(to == ranks_ ? term : send(here, term, to, site.to->type(), "home"));
     }
-    const Op* made = here.list("add_parts", terms, scatter->result()->type(), scatter->result()->name() + ".added",
-                               {{"axis", axis_}});
+    const Op* made = here.list("add_parts", terms, site.to->type(), site.to->name() + ".added", {{"axis", axis_}});
     for (Op* product : site.products) instead_of_[product] = made;
     for (Op* sum : site.sums) instead_of_[sum] = made;
-    replace(scatter, made);
+    build_.take_place(site.to, made->result());
+    build_.erase(site.moves);
     build_.erase(site.products);
     build_.erase(site.sums);
   }
 
   // What leads to the reduce_scatter, of the rows of the rank `shift` before.
-  Value* part_of(const ProductSite& site, int64_t shift, int64_t dim) {
+  Value* part_of(const ProductSite& site, int64_t shift) {
+    const int64_t dim = site.dim;
     std::map<const Value*, Value*> own, made;
     Value* last = nullptr;
     for (const Op* product : site.products) {
@@ -242,11 +278,6 @@ class Rewriter {
     made->bwd_of = like.bwd_of;
     return made->result();
   }
-  void replace(Op* old, const Op* made) {
-    build_.take_place(old->result(), made->result());
-    build_.erase(old);
-    instead_of_[old] = made;
-  }
 
   Graph& graph_;
   ir::Builder build_;
@@ -263,7 +294,7 @@ std::vector<ProductSite> chosen(const Graph& graph, const PipelineProductsOption
     if (!trim(name).empty()) names.insert(std::string(trim(name)));
   std::erase_if(sites, [&](const ProductSite& site) {
     return !site.refused.empty() ||
-           (options.sites != "all" && !names.contains(site.collective->result()->name()));
+           (options.sites != "all" && !names.contains(site.to->name()));
   });
   return sites;
 }
@@ -274,7 +305,7 @@ const std::vector<Field<PipelineProductsOptions>>& PipelineProductsOptions::fiel
   static const std::vector<Field<PipelineProductsOptions>> kFields = {
       field("axis", &PipelineProductsOptions::axis, {}, "whose gathers and reductions of rows are taken apart"),
       field("sites", &PipelineProductsOptions::sites, {},
-            "results of the collectives that are, parted by commas; all: each that can be")};
+            "what the collectives make that are, parted by commas; all: each that can be")};
   return kFields;
 }
 

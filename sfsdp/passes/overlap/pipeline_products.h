@@ -22,7 +22,7 @@ namespace sfsdp::passes {
 
 struct PipelineProductsOptions {
   std::string axis = "tp";
-  // Results of the collectives whose sites are taken, parted by commas; all: each that can be.
+  // What the collectives make whose sites are taken, parted by commas; all: each that can be.
   std::string sites = "all";
   static const std::vector<Field<PipelineProductsOptions>>& fields();
 };
@@ -30,6 +30,10 @@ struct PipelineProductsOptions {
 // A collective over the axis that products stand beside.
 struct ProductSite {
   ir::Op* collective = nullptr;  // all_gather or reduce_scatter, of rows
+  ir::Value *from = nullptr, *to = nullptr;  // what is gathered or reduced, and what that makes
+  int64_t dim = 0;                           // in which a rank has a part of one of them
+  // The collective, and views and copies around it that bring the dimension to the front and back. In the graph's order.
+  std::vector<ir::Op*> moves = {};
   // That read what is gathered, in the gather's section; or whose sum is reduced. In the graph's order.
   std::vector<ir::Op*> products = {};
   std::vector<ir::Op*> sums = {};  // that lead from the products to a reduce_scatter, in the graph's order

@@ -258,7 +258,10 @@ std::vector<std::string> plan_of_model(const JobConfig& config, std::string& mod
 
 TensorParallel tensor_parallel_of(const JobConfig& config) {
   const Parallelism& p = config.parallelism;
-  if (p.tensor_parallel_degree == 1) return {};
+  AsyncProducts async = AsyncProducts::Off;
+  if (p.enable_async_tensor_parallel)
+    async = p.async_tensor_parallel_sites == "all" ? AsyncProducts::Everywhere : AsyncProducts::WhereFaster;
+  if (p.tensor_parallel_degree == 1) return {.options = {.async_products = async}};
   std::string model = config.model.name;
   const std::vector<std::string> plan =
       p.tensor_parallel_plan.empty() ? plan_of_model(config, model) : p.tensor_parallel_plan;
@@ -278,7 +281,9 @@ TensorParallel tensor_parallel_of(const JobConfig& config) {
     rules.push_back({pattern, Shard(dim)});
   }
   return tensor_parallel(std::move(rules),
-                         {.sequence_parallel = p.enable_sequence_parallel, .loss_parallel = !p.disable_loss_parallel});
+                         {.sequence_parallel = p.enable_sequence_parallel,
+                          .loss_parallel = !p.disable_loss_parallel,
+                          .async_products = async});
 }
 
 sfsdp::Optimizer optimizer_of(const Optimizer& config) {
@@ -339,6 +344,10 @@ std::string with_keys(std::string message) {
       {"DispatchMethod::Exchange", "parallelism.expert_parallel_dispatch = exchange"},
       {"ExpertParallelOptions::capacity", "parallelism.expert_parallel_capacity"},
       {"ExpertParallelOptions::experts", "the program's experts"},
+      {"TensorParallelOptions::async_products", "parallelism.enable_async_tensor_parallel"},
+      {"TensorParallelOptions::sequence_parallel", "parallelism.enable_sequence_parallel"},
+      {"AsyncProducts::Off", "parallelism.enable_async_tensor_parallel = false"},
+      {"mesh axis tp", "parallelism.tensor_parallel_degree"},
       {"tensor_parallel: ", "parallelism.tensor_parallel_plan: "},
       {"RematOptions::save", "activation_checkpoint.save"},
       {"RematOptions::blocks", "activation_checkpoint.mode = as_exported"},
