@@ -96,6 +96,7 @@ std::optional<RowLayouts> product(const Op& op, const std::vector<Layout>& opera
                                   const std::vector<Layout>& named) {
   const Layout& rows = operands[0];
   const int64_t dim = rows.part >= 0 ? rows.part : rows.dim;
+  if (dim < 0) return std::nullopt;
   const bool is_own = rows.kind == Kind::Cut && rows.part < 0;
   const auto is_whole = [](const Layout& layout) { return layout.kind == Kind::Whole; };
   if (is_own && std::all_of(operands.begin() + 1, operands.end(), is_whole)) return std::nullopt;
