@@ -16,9 +16,14 @@ run 2 sockets "${axis[@]}" --training.local_batch_size 4 --comm.shared_memory fa
 run 2 whole_rows "${axis[@]}" --training.local_batch_size 4 --parallelism.no_enable_sequence_parallel
 run 2 reference "${axis[@]}" --training.local_batch_size 4 --exec.executor reference
 run 2 logits "${axis[@]}" --training.local_batch_size 4 --parallelism.disable_loss_parallel
+async=(--parallelism.enable_async_tensor_parallel --parallelism.async_tensor_parallel_sites all)
+run 2 async "${axis[@]}" --training.local_batch_size 4 "${async[@]}"
+run 2 async_sockets "${axis[@]}" --training.local_batch_size 4 "${async[@]}" --comm.shared_memory false
+run 4 async_positions "${axis[@]}" --training.local_batch_size 1 --training.global_batch_size 4 "${async[@]}"
 run 4 fsdp "${axis[@]}" --training.local_batch_size 2
 run 4 micro_batches "${axis[@]}" --training.local_batch_size 1 --training.global_batch_size 4
 move_between_meshes 4
+expect_losses_of_one async async_sockets async_positions
 expect_losses_of_one tp sockets whole_rows logits reference fsdp micro_batches moved
 
 # What a plan says: a rank's weights, and what passes between ranks of tp.
@@ -35,6 +40,11 @@ expect "--parallelism.tensor_parallel_degree 2" --parallelism.tensor_parallel_de
 expect "cuts dimension 0 of tok_embeddings.weight, of size 259, the vocabulary, over tp = 2" "${axis[@]}" --parallelism.tensor_parallel_plan "tok_embeddings=0" --model.args.vocab_size 259
 expect "names no parameter" "${axis[@]}" --parallelism.tensor_parallel_plan "*.q_proj=0"
 expect "expected a pattern, = and a dimension" "${axis[@]}" --parallelism.tensor_parallel_plan "*.wq"
+
+expect "parallelism.fsdp_machine" "${axis[@]}" --parallelism.enable_async_tensor_parallel
+expect "none is faster part by part" "${axis[@]}" --parallelism.enable_async_tensor_parallel --parallelism.fsdp_machine dgx_h100
+expect "parallelism.tensor_parallel_degree = 1" --parallelism.enable_async_tensor_parallel
+expect "parallelism.enable_sequence_parallel" "${axis[@]}" "${async[@]}" --parallelism.no_enable_sequence_parallel
 
 # One of two is killed, or stops.
 fault KILL
