@@ -54,8 +54,10 @@ std::vector<tune::ProductSiteChoice> product_sites(const ir::Graph& graph, const
   if (strategy.axis_size("tp") == 1)
     refuse("with mesh axis tp = 1: nothing is sent between products", "tp above 1, or AsyncProducts::Off");
   if (!tensor.sequence_parallel)
-    refuse("without TensorParallelOptions::sequence_parallel: sums of products are whole on every rank, so that no rows are gathered",
-           "TensorParallelOptions::sequence_parallel, or AsyncProducts::Off");
+    refuse(
+        "without TensorParallelOptions::sequence_parallel: sums of products are whole on every rank, so that no rows "
+        "are gathered",
+        "TensorParallelOptions::sequence_parallel, or AsyncProducts::Off");
   std::optional<cost::Machine> machine;
   if (tensor.async_products == AsyncProducts::WhereFaster) {
     if (tune.machine.empty())

@@ -80,8 +80,8 @@ void check_all(Make make, const std::vector<TensorParallelRule>& rules, const st
     CAPTURE(static_cast<int>(async.executor));
     CAPTURE(static_cast<int>(async.remat));
     CAPTURE(async.micro_batches);
-    const auto program = testing::expect_parity(make, testing::loss_of, rows, testing::kGlobalBatch,
-                                                case_of(async, rules), reference);
+    const auto program =
+        testing::expect_parity(make, testing::loss_of, rows, testing::kGlobalBatch, case_of(async, rules), reference);
     const auto variant = program->first();
     CHECK(plan::verify_layouts(variant->graph) == "");
     CHECK(count_of(variant->graph, "join_parts") > 0);
@@ -99,7 +99,8 @@ TEST_CASE("async tensor parallelism: Llama over 2, 3 and 4 ranks trains as eager
 }
 
 // Three samples a micro-batch: two ranks cut their tokens, which do not lie together.
-TEST_CASE("async tensor parallelism: beside other axes, with micro-batches, and where backward computes forward again") {
+TEST_CASE(
+    "async tensor parallelism: beside other axes, with micro-batches, and where backward computes forward again") {
   using enum passes::RematMode;
   std::vector<Async> all = {{{{"dp_shard", 2}, {"tp", 2}}},
                             {{{"dp_shard", 2}, {"tp", 2}}, kPlanned, None, 4},
@@ -119,11 +120,12 @@ TEST_CASE("async tensor parallelism: beside other axes, with micro-batches, and 
 
 // Tables and heads in parts too: what is gathered for the head is read by one product.
 TEST_CASE("async tensor parallelism: a vocabulary over tp; GPT, whose q, k and v are one product with a bias") {
-  check_all(kMakeEvenVocabulary, kLlamaRules, {{{{"tp", 2}}, kPlanned, passes::RematMode::None, 1, true},
-                                        {{{"dp_shard", 2}, {"tp", 2}}, kReference, passes::RematMode::Full, 2, true}});
-  check_all(testing::make_gpt, kGptRules, {{{{"tp", 2}}},
-                                           {{{"tp", 4}}, kReference},
-                                           {{{"dp_shard", 2}, {"tp", 2}}, kPlanned, passes::RematMode::Full, 3}});
+  check_all(kMakeEvenVocabulary, kLlamaRules,
+            {{{{"tp", 2}}, kPlanned, passes::RematMode::None, 1, true},
+             {{{"dp_shard", 2}, {"tp", 2}}, kReference, passes::RematMode::Full, 2, true}});
+  check_all(
+      testing::make_gpt, kGptRules,
+      {{{{"tp", 2}}}, {{{"tp", 4}}, kReference}, {{{"dp_shard", 2}, {"tp", 2}}, kPlanned, passes::RematMode::Full, 3}});
 }
 
 // Two losses of one model in bfloat16, whose sums differ by rounding alone.
@@ -202,10 +204,9 @@ TEST_CASE("async tensor parallelism that takes no site says why") {
     CompileOptions compile;
     compile.tune.machine = machine;
     const auto rules = tensor_parallel(kLlamaRules, {.sequence_parallel = sequence, .async_products = products});
-    CHECK_THROWS_WITH_AS(
-        compile_program(meta_init(kMakeLlama), testing::loss_of, testing::kParityOptimizer, rows(0, 0, 12),
-                        data_parallel(init_device_mesh(axes), {}, rules), compile),
-        doctest::Contains(why), UserError);
+    CHECK_THROWS_WITH_AS(compile_program(meta_init(kMakeLlama), testing::loss_of, testing::kParityOptimizer,
+                                         rows(0, 0, 12), data_parallel(init_device_mesh(axes), {}, rules), compile),
+                         doctest::Contains(why), UserError);
   };
   using enum AsyncProducts;
   says({{"dp_shard", 2}}, true, Everywhere, "", "with mesh axis tp = 1: nothing is sent between products\n  expected");

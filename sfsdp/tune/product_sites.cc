@@ -65,8 +65,7 @@ double seconds_of(const Graph& excerpt, const cost::Machine& machine, bool in_st
   Graph graph = excerpt.clone();
   std::vector<passes::PassCall> calls;
   if (in_steps)
-    calls.push_back(
-        passes::make_call("pipeline_products", passes::PipelineProductsOptions{.axis = std::string(axis)}));
+    calls.push_back(passes::make_call("pipeline_products", passes::PipelineProductsOptions{.axis = std::string(axis)}));
   for (const char* name : {"split_collectives", "cover_permutes", "fuse"}) calls.push_back(passes::make_call(name));
   passes::run_passes(graph, calls, {.checks = passes::Checks::RegisteredPasses});
   return sim::simulate(graph, machine).step_seconds;
@@ -119,10 +118,10 @@ std::string why_none_taken(const std::vector<ProductSiteChoice>& sites) {
   if (sites.empty()) return "no product stands beside a gather or a reduction of rows";
   const ProductSiteChoice* nearest = nullptr;
   for (const ProductSiteChoice& site : sites)
-    if (site.refused.empty() &&
-        (!nearest || site.in_steps - site.seconds < nearest->in_steps - nearest->seconds))
+    if (site.refused.empty() && (!nearest || site.in_steps - site.seconds < nearest->in_steps - nearest->seconds))
       nearest = &site;
-  if (!nearest) return concat("of ", sites.size(), " sites none can be taken; at ", sites[0].path, ": ", sites[0].refused);
+  if (!nearest)
+    return concat("of ", sites.size(), " sites none can be taken; at ", sites[0].path, ": ", sites[0].refused);
   return concat("of ", sites.size(), " sites none is faster part by part; at ", nearest->path, " it takes ",
                 ms(nearest->in_steps), ", and ", ms(nearest->seconds), " as it stands");
 }

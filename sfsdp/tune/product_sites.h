@@ -16,15 +16,15 @@ namespace sfsdp::tune {
 
 // One gather or reduction of rows that products stand beside.
 struct ProductSiteChoice {
-  std::string name;         // of what the collective makes
-  std::string opcode;       // of the collective
-  std::string path;         // of its first product's module
+  std::string name;    // of what the collective makes
+  std::string opcode;  // of the collective
+  std::string path;    // of its first product's module
   ir::Section section = ir::Section::Fwd;
-  int64_t bytes = 0;        // of the whole value
+  int64_t bytes = 0;  // of the whole value
   int64_t products = 0;
-  std::string refused;      // why it cannot be taken; "": it can
-  double seconds = 0;       // as it stands; 0 without a machine
-  double in_steps = 0;      // part by part
+  std::string refused;  // why it cannot be taken; "": it can
+  double seconds = 0;   // as it stands; 0 without a machine
+  double in_steps = 0;  // part by part
   bool taken = false;
 };
 

@@ -22,8 +22,9 @@ ir::Graph block(int64_t dim, int64_t tokens = 8192) {
   return ir::parse_or_throw(concat(
       "graph mesh [tp=8] view local\n", "  %x = input name=x : ", of(tokens, concat(", ", dim, "]\n")),
       "  %wq = param name=wq : bf16[", part, "/tp, ", dim, "]\n", "  %wk = param name=wk : bf16[128/tp, ", dim, "]\n",
-      "  %wo = param name=wo : bf16[", dim, ", ", part, "/tp]\nfwd:\n", "  %n = own_part %x axis=tp dim=1 : ",
-      of(own, concat("/tp, ", dim, "]\n")), "  %g = all_gather %n axis=tp dim=1 : ", of(tokens, concat(", ", dim, "]\n")),
+      "  %wo = param name=wo : bf16[", dim, ", ", part, "/tp]\nfwd:\n",
+      "  %n = own_part %x axis=tp dim=1 : ", of(own, concat("/tp, ", dim, "]\n")),
+      "  %g = all_gather %n axis=tp dim=1 : ", of(tokens, concat(", ", dim, "]\n")),
       "  %q = linear %g, %wq : ", of(tokens, concat(", ", part, "/tp] at layers.0.wq\n")), "  %k = linear %g, %wk : ",
       of(tokens, ", 128/tp] at layers.0.wk\n"), "  %h = aten.silu %q : ", of(tokens, concat(", ", part, "/tp]\n")),
       "  %p = linear %h, %wo : ", of(tokens, concat(", ", dim, "] sum(tp) at layers.0.wo\n")),
@@ -57,7 +58,7 @@ TEST_CASE("product sites: of a wide block on a node of eight both are faster par
   CHECK(was.exposed_seconds.at("all_gather") > 5e-4);
   CHECK(was.exposed_seconds.at("reduce_scatter") > 5e-4);
   CHECK(is.exposed_seconds.at("permute") < 0.1 * was.exposed());
-  // Of a gather the whole is counted, of which a rank has its own part.
+  // A gather counts the whole, of which a rank has its own part.
   CHECK(is.communicated_bytes.at("permute") == doctest::Approx(2 * 7 / 8.0 * static_cast<double>(sites[0].bytes)));
   CHECK(is.flops == doctest::Approx(was.flops));
   CHECK(is.step_seconds < was.step_seconds);

@@ -25,8 +25,7 @@ bool is_product(const Op& op) { return op.is("linear", "linear_dx"); }
 
 // Whether the product has a row of its result for each row of the value.
 bool reads_rows(const Op& op, const Value* value) {
-  return is_product(op) && op.operands[0] == value &&
-         std::count(op.operands.begin(), op.operands.end(), value) == 1;
+  return is_product(op) && op.operands[0] == value && std::count(op.operands.begin(), op.operands.end(), value) == 1;
 }
 
 // The one axis, or "".
@@ -216,7 +215,8 @@ class Rewriter {
   }
 
   Op* join(const ir::Builder::Place& place, Value* whole, const std::vector<Value*>& parts, int64_t dim) {
-    Op* made = place.list("join_parts", parts, whole->type(), whole->name() + ".joined", {{"axis", axis_}, {"dim", dim}});
+    Op* made =
+        place.list("join_parts", parts, whole->type(), whole->name() + ".joined", {{"axis", axis_}, {"dim", dim}});
     build_.take_place(whole, made->result());
     return made;
   }
@@ -293,8 +293,7 @@ std::vector<ProductSite> chosen(const Graph& graph, const PipelineProductsOption
   for (const std::string& name : split(options.sites, ','))
     if (!trim(name).empty()) names.insert(std::string(trim(name)));
   std::erase_if(sites, [&](const ProductSite& site) {
-    return !site.refused.empty() ||
-           (options.sites != "all" && !names.contains(site.to->name()));
+    return !site.refused.empty() || (options.sites != "all" && !names.contains(site.to->name()));
   });
   return sites;
 }

@@ -168,7 +168,8 @@ TEST_CASE("pipeline_products: sites that cannot be taken say why") {
   const auto refused = [](const std::string& ops) {
     const ir::Graph graph = ir::parse_or_throw(
         "graph mesh [tp=2] view local\n  %x = input name=x : f32[4, 4]\n  %w = param name=w : f32[4, 4]\nfwd:\n"
-        "  %n = own_part %x axis=tp dim=0 : f32[2/tp, 4]\n" + ops);
+        "  %n = own_part %x axis=tp dim=0 : f32[2/tp, 4]\n" +
+        ops);
     std::string text;
     for (const ProductSite& site : find_product_sites(graph, "tp")) text += site.refused + ";";
     return text;

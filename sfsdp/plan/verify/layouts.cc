@@ -72,7 +72,7 @@ class LayoutChecker {
       Layout told = results[r];
       if (told.kind == Kind::Rows) told.flat = -1;  // by which offsets no type says
       if (told.kind == Kind::Passed || told.kind == Kind::Terms || told.kind == Kind::Attended)
-        told = {Kind::Cut, told.dim, -1, told.blocks};  // nor whose part it is, or how much of it
+        told = {Kind::Cut, told.dim, -1, told.blocks};     // nor whose part it is, or how much of it
       if (told.part >= 0) told.part = -1, told.shift = 0;  // which no type says either
       if (const Layout named = named_by(*value); named != told && value->type().kind != ir::Type::Kind::Token)
         return error(op, concat('%', value->name(), " is ", to_text(results[r]), ", its type says ", to_text(named)),

@@ -60,8 +60,8 @@ RowLayouts joined(const Op& op, const std::vector<Layout>& operands) {
                             i == 0 ? "the own rank" : concat("the rank ", i, " before"), " in dimension ", dim,
                             " does"));
     if (whole && *whole != part->of)
-      return refused(concat("a part of what is ", to_text(part->of), " is joined with parts of what is ",
-                            to_text(*whole)));
+      return refused(
+          concat("a part of what is ", to_text(part->of), " is joined with parts of what is ", to_text(*whole)));
     whole = part->of;
   }
   return {{*whole}, ""};
@@ -92,8 +92,7 @@ RowLayouts sent(const Op& op, const Layout& before, int64_t ranks) {
 }
 
 // The product of these rows is that of all of them, of these alone. The last dimension of operand 0 holds no rows.
-std::optional<RowLayouts> product(const Op& op, const std::vector<Layout>& operands,
-                                  const std::vector<Layout>& named) {
+std::optional<RowLayouts> product(const Op& op, const std::vector<Layout>& operands, const std::vector<Layout>& named) {
   const Layout& rows = operands[0];
   const int64_t dim = rows.part >= 0 ? rows.part : rows.dim;
   if (dim < 0) return std::nullopt;

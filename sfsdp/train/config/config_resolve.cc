@@ -280,10 +280,9 @@ TensorParallel tensor_parallel_of(const JobConfig& config) {
                              "\n  expected a pattern, = and a dimension, such as *.wq|wk|wv=0"));
     rules.push_back({pattern, Shard(dim)});
   }
-  return tensor_parallel(std::move(rules),
-                         {.sequence_parallel = p.enable_sequence_parallel,
-                          .loss_parallel = !p.disable_loss_parallel,
-                          .async_products = async});
+  return tensor_parallel(std::move(rules), {.sequence_parallel = p.enable_sequence_parallel,
+                                            .loss_parallel = !p.disable_loss_parallel,
+                                            .async_products = async});
 }
 
 sfsdp::Optimizer optimizer_of(const Optimizer& config) {
