@@ -35,6 +35,11 @@ assert r["mesh"] == "[dp_shard=1, tp=2]", r["mesh"]
 assert r["collectives"]["reduce_scatter"]["count"] > 0, r["collectives"]
 '
 
+# Which products are computed part by part: those of a block, and the head's.
+explained=$($sfsdp plan --config configs/llama3_debug.toml --mesh dp_shard=2,tp=2 "${async[@]}" --explain layers.0)
+grep -q 'products part by part: 49 sites, 49 taken, 0 refused' <<<"$explained"
+grep -q 'bwd  layers.\*.attention.wv  reduce_scatter of 512.00 KiB beside 3 products: taken  × 6' <<<"$explained"
+
 # Degrees and plans that do not fit are told with the cure.
 expect "--parallelism.tensor_parallel_degree 2" --parallelism.tensor_parallel_degree 3
 expect "cuts dimension 0 of tok_embeddings.weight, of size 259, the vocabulary, over tp = 2" "${axis[@]}" --parallelism.tensor_parallel_plan "tok_embeddings=0" --model.args.vocab_size 259

@@ -267,8 +267,12 @@ class Rewriter {
   Value* send(const ir::Builder::Place& place, Value* value, int64_t shift, const ir::Type& type, const char* what) {
     return place.value("permute", {value}, type, named(*value, what, shift), {{"axis", axis_}, {"shift", shift}});
   }
+  // A part of the whole is cut by the axis; what lies otherwise there says nothing of its rows.
   ir::Type cut(ir::Type type, int64_t dim) const {
-    type.dims[static_cast<size_t>(dim)].size /= ranks_;
+    ir::Dim& rows = type.dims[static_cast<size_t>(dim)];
+    const bool is_whole = type.placement_on(axis_) == ir::Placement::replicate();
+    rows.size /= ranks_;
+    if (is_whole) rows.add_axis(axis_);
     return type;
   }
   Value* again(const ir::Builder::Place& place, const Op& like, const std::vector<Value*>& operands, int64_t dim,

@@ -119,6 +119,26 @@ TEST_CASE("pipeline_products: a block means on each rank what it meant, in float
   }
 }
 
+// All ranks compute all of that product, and of its parts each its own.
+TEST_CASE("pipeline_products: a weight that is whole beside one that is cut") {
+  const ir::Graph was = ir::parse_or_throw(R"(
+    graph mesh [tp=2] view local
+      %x = input name=x : f32[4, 4]
+      %w = param name=w : f32[3/tp, 4]
+      %v = param name=v : f32[5, 4]
+    fwd:
+      %n = own_part %x axis=tp dim=0 : f32[2/tp, 4]
+      %g = all_gather %n axis=tp dim=0 : f32[4, 4]
+      %a = linear %g, %w : f32[4, 3/tp]
+      %b = linear %g, %v : f32[4, 5]
+      return %b
+  )");
+  ir::Graph is = was.clone();
+  run_passes(is, parse_passes("pipeline_products"));
+  CHECK(plan::verify_layouts(is) == "");
+  CHECK(difference(is, was) < 1e-11);
+}
+
 struct Mutant {
   const char *what, *from, *to;
 };
@@ -144,6 +164,10 @@ const std::vector<Mutant> kMutants = {
     {"parts of two ranks are added before they are sent", "aten.add.Tensor %t1.of2, %t3.of2",
      "aten.add.Tensor %t1.of2, %t3.of3"},
     {"a part is added times two", "aten.add.Tensor %t1.of3, %t3.of3", "aten.add.Tensor %t1.of3, %t3.of3 alpha=2"},
+    {"a part of another product is joined", "[%a.of0, %a.of1, %a.of2, %a.of3]", "[%a.of0, %a.of1, %b.of2, %a.of3]"},
+    {"a part by another weight", "linear %n.from2, %w1", "linear %n.from2, %w3"},
+    {"a part of another sum", "add_parts [%t.of3.home1, %t.of2.home2,", "add_parts [%t.of3.home1, %p.of2.home2,"},
+    {"a part lacks a product", "aten.add.Tensor %t1.of2, %t3.of2", "aten.add.Tensor %t1.of2, %t1.of2"},
     {"rows of one rank are read as all", "%s = aten.silu %a",
      "%u = aten.relu %a.of0 : f32[2, 2, 3/tp]\n  %s = aten.silu %a"},
 };

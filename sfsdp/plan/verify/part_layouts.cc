@@ -43,6 +43,38 @@ Layout layout_of(const Part& part) {
   return layout;
 }
 
+// What a part is of, on whichever rank: through what sends it.
+const ir::Value* origin_of(const ir::Value* value) {
+  while (value->producer()->is("wait") || ir::collective_kind(*value->producer()) == "permute")
+    value = value->producer()->operands[0];
+  return value;
+}
+
+// Whether two values are the same part of one computation, but for whose part each is.
+bool is_same_part(const ir::Value* a, const ir::Value* b, int depth = 0) {
+  constexpr int kDeepest = 8;  // sums of as many products, and views of weights
+  if (!a || !b) return a == b;
+  a = origin_of(a);
+  b = origin_of(b);
+  if (a == b) return true;
+  const Op &one = *a->producer(), &other = *b->producer();
+  const bool is_view = ir::aliased_operand(one) >= 0;
+  if (depth == kDeepest || one.opcode != other.opcode || one.operands.size() != other.operands.size() ||
+      one.operands.empty() || (is_view && one.attrs != other.attrs))
+    return false;
+  for (size_t k = 0; k < one.operands.size(); ++k)
+    if (!is_same_part(one.operands[k], other.operands[k], depth + 1)) return false;
+  return true;
+}
+
+// Why what is put together is no parts of one thing; "": it is.
+std::string parts_of_several(const Op& op) {
+  for (size_t i = 1; i < op.operands.size(); ++i)
+    if (!is_same_part(op.operands[0], op.operands[i]))
+      return concat("operands 0 and ", i, " are parts of different values");
+  return "";
+}
+
 RowLayouts taken(const Op& op, const Layout& before) {
   const auto dim = op.attr<int64_t>("dim");
   const bool fits = before.part < 0 && (before.kind == Kind::Whole || (before.kind == Kind::Cut && before.dim != dim));
@@ -64,11 +96,12 @@ RowLayouts joined(const Op& op, const std::vector<Layout>& operands) {
           concat("a part of what is ", to_text(part->of), " is joined with parts of what is ", to_text(*whole)));
     whole = part->of;
   }
+  if (const std::string wrong = parts_of_several(op); !wrong.empty()) return refused(wrong);
   return {{*whole}, ""};
 }
 
 // The part's owner adds up all terms; that of the rank i before it is the term of what stands `ranks` - i before that.
-RowLayouts added(const std::vector<Layout>& operands, int64_t ranks) {
+RowLayouts added(const Op& op, const std::vector<Layout>& operands, int64_t ranks) {
   const Layout& own = operands.back();
   if (own.kind != Kind::Summand || own.part < 0 || own.shift != 0)
     return refused(concat("the last operand is ", to_text(own), ", and not a rank's term of its own part"));
@@ -78,6 +111,7 @@ RowLayouts added(const std::vector<Layout>& operands, int64_t ranks) {
     if (operands[i] != expected)
       return refused(concat("operand ", i, " is ", to_text(operands[i]), ", where ", to_text(expected), " is added"));
   }
+  if (const std::string wrong = parts_of_several(op); !wrong.empty()) return refused(wrong);
   return {{Layout{Kind::Cut, own.part}}, ""};
 }
 
@@ -116,7 +150,7 @@ std::optional<RowLayouts> part_layouts(const Op& op, const std::vector<Layout>& 
                                        const std::vector<Layout>& named, bool here, int64_t ranks) {
   if (here && op.is("own_part") && op.has_attr("shift")) return taken(op, operands[0]);
   if (here && op.is("join_parts")) return joined(op, operands);
-  if (here && op.is("add_parts")) return added(operands, ranks);
+  if (here && op.is("add_parts")) return added(op, operands, ranks);
   if (here && ir::collective_kind(op) == "permute" && operands[0].kind == Kind::Summand && operands[0].part >= 0)
     return sent(op, operands[0], ranks);
   const auto is_alike = [&](const Layout& layout) { return layout == operands[0]; };

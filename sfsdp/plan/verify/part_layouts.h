@@ -18,6 +18,7 @@ namespace sfsdp::plan {
 //   permute               over the axis, of a summand of a part: the term of that rank for the part's owner
 //   join_parts            over the axis: of the part of each rank, the i-th that of the rank i before, the whole or what is cut elsewhere
 //   add_parts             over the axis: of the terms of the rank's own part, the first from the rank 1 before, the last its own: the part
+// What is joined or added is made of the same values by the same ops on all sides, but for whose part it is.
 // nullopt: the op reads and makes none.
 //   operands: as row_layouts.h has them, as has `named`;  here: axis= names the axis, which has `ranks`
 std::optional<RowLayouts> part_layouts(const ir::Op& op, const std::vector<Layout>& operands,

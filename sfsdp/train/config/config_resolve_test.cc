@@ -60,6 +60,14 @@ TEST_CASE("config_resolve: what tensor_parallel_degree cuts is the model's plan,
   REQUIRE(!llama.rules.empty());
   CHECK(llama.rules[0].pattern == "*.wq|wk|wv|w1|w3");
   CHECK(llama.options.sequence_parallel);
+  CHECK(llama.options.async_products == AsyncProducts::Off);
+  config.parallelism.enable_async_tensor_parallel = true;
+  CHECK(tensor_parallel_of(config).options.async_products == AsyncProducts::WhereFaster);
+  config.parallelism.async_tensor_parallel_sites = "all";
+  CHECK(tensor_parallel_of(config).options.async_products == AsyncProducts::Everywhere);
+  config.parallelism.tensor_parallel_degree = 1;  // compile says that there is nothing to send
+  CHECK(tensor_parallel_of(config).options.async_products == AsyncProducts::Everywhere);
+  config.parallelism.tensor_parallel_degree = 2;
   config.model.flavor = "30B-A3B";
   CHECK(tensor_parallel_of(config).rules[0].pattern == "*.experts.w1|w3");
   config.model_args["num_experts"] = int64_t{0};
