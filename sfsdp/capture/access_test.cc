@@ -273,7 +273,7 @@ constexpr const char* kOwnOps[] = {
     "%o1 = cast %x : bf16[6, 4]",
     "%o1 = pad %x dim=0 size=8 : f32[8, 4]",
     "%o1 = narrow %x dim=0 length=3 start=2 : f32[3, 4]",
-    "%o1 = own_part %x axis=a dim=0 : f32[6, 4]",
+    "%own = own_part %x axis=a dim=0 : f32[6, 4]\n  %o1 = add_parts [%own] axis=a : f32[6, 4]",
     "%o1 = as_summand %x axis=a : f32[6, 4]",
     "%ends = full value=3 : i32[2]\n  %o1 = own_rows %x, %ends axis=a dim=0 : f32[6, 4] rows0(a)",
     "%ends = full value=3 : i32[2]\n  %o1 = spread_rows %x, %ends axis=a dim=0 : f32[6, 4]",

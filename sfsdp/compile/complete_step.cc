@@ -2,6 +2,7 @@
 #include "sfsdp/compile/complete_step.h"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <optional>
 #include <string>
@@ -12,6 +13,8 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/parallel/model_parallel.h"
+#include "sfsdp/passes/overlap/pipeline_products.h"
+#include "sfsdp/passes/pass_manager.h"
 #include "sfsdp/plan/verify/state_addresses.h"
 #include "sfsdp/plan/verify/verify_plan.h"
 #include "sfsdp/tune/remat_share.h"
@@ -25,7 +28,45 @@ void set_seed(ir::Graph& graph, double seed) {
     if (op->is("full") && op->section == ir::Section::Bwd && op->result()->name() == "seed") op->attrs["value"] = seed;
 }
 
+// Takes the sites that are chosen.
+void pipeline_products(ir::Graph& graph, const Strategy& strategy, const StepOptions& options, bool training) {
+  if (strategy.tensor.options.async_products == AsyncProducts::Off) return;
+  const std::vector<tune::ProductSiteChoice> sites = product_sites(graph, strategy, options.tune);
+  const std::string names = tune::taken_names(sites);
+  if (names.empty() && training && options.needs_product_sites)
+    throw UserError(concat("TensorParallelOptions::async_products: ", tune::why_none_taken(sites),
+                           "\n  expected one site at least that gains; set AsyncProducts::Off"));
+  if (names.empty()) return;
+  const std::array calls = {
+      passes::make_call("pipeline_products", passes::PipelineProductsOptions{.axis = "tp", .sites = names})};
+  passes::run_passes(graph, calls, {.checks = options.pipeline.checks});
+}
+
 }  // namespace
+
+std::vector<tune::ProductSiteChoice> product_sites(const ir::Graph& graph, const Strategy& strategy,
+                                                   const tune::TuneOptions& tune) {
+  const TensorParallelOptions& tensor = strategy.tensor.options;
+  if (tensor.async_products == AsyncProducts::Off) return {};
+  const auto refuse = [](const std::string& why, const char* expected) {
+    throw UserError(concat("TensorParallelOptions::async_products ", why, "\n  expected ", expected));
+  };
+  if (strategy.axis_size("tp") == 1)
+    refuse("with mesh axis tp = 1: nothing is sent between products", "tp above 1, or AsyncProducts::Off");
+  if (!tensor.sequence_parallel)
+    refuse(
+        "without TensorParallelOptions::sequence_parallel: sums of products are whole on every rank, so that no rows "
+        "are gathered",
+        "TensorParallelOptions::sequence_parallel, or AsyncProducts::Off");
+  std::optional<cost::Machine> machine;
+  if (tensor.async_products == AsyncProducts::WhereFaster) {
+    if (tune.machine.empty())
+      refuse("has no machine to count costs on",
+             "a machine by name or its file in TuneOptions::machine, such as dgx_h100");
+    machine = cost::load_machine(tune.machine, tune.attention);
+  }
+  return tune::choose_product_sites(graph, "tp", machine);
+}
 
 passes::PipelineOptions pipeline_of(const Strategy& strategy, passes::PipelineOptions options,
                                     const cost::Target& target) {
@@ -43,7 +84,8 @@ passes::PipelineOptions pipeline_of(const Strategy& strategy, passes::PipelineOp
   options.join_products &= strategy.model_axes().empty();
   options.gather_once = zero.parameters != zero.state;
   options.cover_exchanges = strategy.axis_size("ep") > 1;
-  options.cover_permutes = strategy.axis_size("cp") > 1 && strategy.context.rotate_method == RotateMethod::Ring;
+  const bool has_ring = strategy.axis_size("cp") > 1 && strategy.context.rotate_method == RotateMethod::Ring;
+  options.cover_permutes = has_ring || strategy.tensor.options.async_products != AsyncProducts::Off;
   options.further_rounds = options.cover_exchanges && strategy.expert.capacity > 0;
   return options;
 }
@@ -57,6 +99,7 @@ std::vector<OptimizerState> place_step(ir::Graph& graph, const Strategy& strateg
   set_seed(graph, share.seed);
   if (training) graph.micro_batches = options.micro_batches;
   parallel::apply_model_parallel(graph, strategy, options.pipeline.canonical);
+  pipeline_products(graph, strategy, options, training);
   parallel::apply_data_parallel(graph, strategy, {share.rest});
   if (training)
     return append_update(graph, options.optimizer, strategy,

@@ -12,6 +12,7 @@
 #include "sfsdp/parallel/data_parallel.h"
 #include "sfsdp/passes/pipeline.h"
 #include "sfsdp/plan/step_plan.h"
+#include "sfsdp/tune/product_sites.h"
 #include "sfsdp/tune/tune.h"
 
 namespace sfsdp::step {
@@ -26,12 +27,19 @@ struct StepOptions {
   passes::PipelineOptions pipeline = {};  // storage options are the strategy's: pipeline_of
   tune::TuneOptions tune = {};
   cost::Target target = cost::cpu_target();
+  // Whether asynchronous tensor parallelism that takes no site is an error; without, batches of other shapes may take none.
+  bool needs_product_sites = true;
 };
 
 // The pipeline with what the strategy says of storage and the target of products; those are joined where kernels are
 // formed across modules.
 passes::PipelineOptions pipeline_of(const Strategy& strategy, passes::PipelineOptions options,
                                     const cost::Target& target);
+
+// Which products of a graph that is partitioned are computed part by part; none where the strategy asks for it nowhere.
+//   throws: UserError where tp is 1, rows are not cut, or no machine is named and one is needed
+std::vector<tune::ProductSiteChoice> product_sites(const ir::Graph& graph, const Strategy& strategy,
+                                                   const tune::TuneOptions& tune);
 
 // Makes a captured graph a rank's own: its share of the mean, data parallelism; then norm, clipping and update, or for a
 // graph without backward the loss alone.

@@ -64,10 +64,32 @@ Tensors narrow(const KernelContext& c) {
   return {c.operands[0].narrow(c.op.attr<int64_t>("dim"), c.op.attr<int64_t>("start"), c.op.attr<int64_t>("length"))};
 }
 
+// The rank that stands so many before this one on the axis, around its end.
+int64_t owner_of(const KernelContext& c, int64_t shift) {
+  if (!c.group) return 0;
+  const int64_t ranks = c.group->group->size();
+  return (c.group->group->rank() + ranks - shift) % ranks;
+}
+
 Tensors own_part(const KernelContext& c) {
   if (!c.group) return {c.operands[0].contiguous()};
   const auto dim = c.op.attr<int64_t>("dim"), size = c.operands[0].size(dim) / c.group->group->size();
-  return {c.operands[0].narrow(dim, c.group->group->rank() * size, size).contiguous()};
+  return {c.operands[0].narrow(dim, owner_of(c, c.op.attr_or<int64_t>("shift", 0)) * size, size).contiguous()};
+}
+
+Tensors join_parts(const KernelContext& c) {
+  std::vector<at::Tensor> parts(c.operands.size());
+  for (size_t shift = 0; shift < parts.size(); ++shift)
+    parts[static_cast<size_t>(owner_of(c, static_cast<int64_t>(shift)))] = c.operands[shift];
+  return {at::cat(parts, c.op.attr<int64_t>("dim"))};
+}
+
+Tensors add_parts(const KernelContext& c) {
+  const c10::ScalarType dtype = c.operands[0].scalar_type(),
+                        wide = c10::isReducedFloatingType(dtype) ? at::kFloat : dtype;
+  at::Tensor sum = c.operands[0].to(wide, false, true, at::MemoryFormat::Contiguous);
+  for (const at::Tensor& part : c.operands.subspan(1)) sum.add_(part.to(wide));
+  return {sum.to(dtype)};
 }
 
 Tensors as_summand(const KernelContext& c) {
@@ -301,6 +323,8 @@ constexpr Row kKernels[] = {
     {"narrow", &narrow},
     {"as_summand", &as_summand},
     {"own_part", &own_part},
+    {"join_parts", &join_parts},
+    {"add_parts", &add_parts},
     {"own_rows", &own_rows},
     {"spread_rows", &spread_rows},
     {"own_ends", &own_ends},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Shape rules of ops over a rank's range of rows, whose ends are in memory, and of exchanges between ranks.
+// Shape rules of ops over a rank's part, or its range of rows, whose ends are in memory, and of exchanges between ranks.
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/shape_rules.h"
 
@@ -55,6 +55,48 @@ void rule_permute(RuleContext& context) {
   const int64_t ranks = context.ranks(), shift = context.integer("shift");
   if (shift < 1 || shift >= ranks)
     context.report(concat("has shift=", shift, " over ", ranks, " ranks"), concat("expected 1 to ", ranks - 1));
+}
+
+void rule_own_part(RuleContext& context) {
+  const size_t dim = context.dim();
+  const int64_t ranks = context.ranks();
+  Shape shape = context.operand().shape();
+  if (shape[dim] % ranks != 0)
+    context.stop(concat("cannot cut dimension ", dim, " of ", context.operand(), " into ", ranks),
+                 "expected a size that the ranks divide");
+  const int64_t shift = context.integer("shift", 0);
+  if (shift < 0 || shift >= ranks)
+    context.report(concat("has shift=", shift, " over ", ranks, " ranks"), concat("expected 0 to ", ranks - 1));
+  shape[dim] /= ranks;
+  context.expect_result(shape);
+}
+
+namespace {
+
+// As many operands as the axis has ranks, all alike.
+int64_t parts_of(RuleContext& context) {
+  const int64_t ranks = context.ranks(), parts = std::ssize(context.op.operands);
+  if (parts != ranks)
+    context.stop(concat("has ", parts, " parts over ", ranks, " ranks"), "expected one for each rank");
+  for (size_t k = 1; k < context.op.operands.size(); ++k) {
+    context.expect_dtype(context.operand().dtype, context.operand(k).dtype, "a part");
+    context.expect_shape(context.operand().shape(), context.operand(k), "a part");
+  }
+  return ranks;
+}
+
+}  // namespace
+
+void rule_join_parts(RuleContext& context) {
+  const size_t dim = context.dim();
+  Shape shape = context.operand().shape();
+  shape[dim] = saturating_product(shape[dim], parts_of(context));
+  context.expect_result(shape);
+}
+
+void rule_add_parts(RuleContext& context) {
+  parts_of(context);
+  context.expect_like(0, context.operand());
 }
 
 void rule_all_to_all_v(RuleContext& context) {

@@ -306,17 +306,6 @@ void rule_narrow(RuleContext& context) {
   context.expect_result(shape);
 }
 
-void rule_own_part(RuleContext& context) {
-  const size_t dim = context.dim();
-  const int64_t ranks = context.ranks();
-  Shape shape = context.operand().shape();
-  if (shape[dim] % ranks != 0)
-    context.stop(concat("cannot cut dimension ", dim, " of ", context.operand(), " into ", ranks),
-                 "expected a size that the ranks divide");
-  shape[dim] /= ranks;
-  context.expect_result(shape);
-}
-
 void rule_as_summand(RuleContext& context) {
   context.ranks();
   context.expect_like(0, context.operand());

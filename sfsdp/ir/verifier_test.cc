@@ -247,6 +247,23 @@ TEST_CASE("nothing stays in flight over the step boundary") {
                     "has an async result");
 }
 
+TEST_CASE("parts of the ranks of an axis keep to their rules: each rank has one, all are alike") {
+  const auto expect = [](const std::string& line, std::string_view diagnostic) {
+    const std::string text = "graph mesh [a=2] view local\n  %x = input name=x : f32[6, 4]\nfwd:\n  " + line;
+    if (!diagnostic.empty()) return expect_diagnostic(text, diagnostic);
+    const ParseResult parsed = parse(text);
+    CHECK_MESSAGE((parsed.ok() && verify(parsed.graph).empty()), line);
+  };
+  expect("%y = own_part %x axis=a dim=0 shift=1 : f32[3, 4]", "");
+  expect("%y = own_part %x axis=a dim=0 shift=2 : f32[3, 4]", "expected 0 to 1");
+  expect("%y = join_parts [%x, %x] axis=a dim=1 : f32[6, 8]", "");
+  expect("%y = join_parts [%x, %x] axis=a dim=1 : f32[12, 4]", "expected");
+  expect("%y = join_parts [%x] axis=a dim=1 : f32[6, 4]", "expected one for each rank");
+  expect("%y = add_parts [%x, %x] axis=a : f32[6, 4]", "");
+  expect("%y = add_parts [%x, %x, %x] axis=a : f32[6, 4]", "expected one for each rank");
+  expect("%y = add_parts [%x, %x] axis=a : f32[3, 4]", "expected");
+}
+
 TEST_CASE("pad, narrow, view, pack, broadcast, scalar and constant keep to their rules") {
   const auto expect = [](const std::string& line, std::string_view diagnostic) {
     const std::string text = "graph mesh [a=2] view local\n  %x = input name=x : f32[6, 4]\nfwd:\n  " + line;

@@ -2,12 +2,34 @@
 #include "sfsdp/parallel/model_parallel.h"
 
 #include <array>
+#include <ranges>
 #include <string>
+#include <unordered_set>
+#include <vector>
 
+#include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/model_axis.h"
 #include "sfsdp/passes/pass_manager.h"
 
 namespace sfsdp::parallel {
+namespace {
+
+// Who looks for products beside collectives asks what else reads a value.
+void drop_unread_views(ir::Graph& graph) {
+  std::unordered_set<const ir::Value*> read(graph.outputs.begin(), graph.outputs.end());
+  for (const ir::Carry& carry : graph.carries) read.insert(carry.next);
+  std::vector<ir::Op*> unread;
+  for (const auto& op : graph.ops() | std::views::reverse) {
+    const bool is_view = ir::has_flag(*op, ir::kReshape) || ir::has_flag(*op, ir::kPermute);
+    if (is_view && !read.contains(op->result()))
+      unread.push_back(op.get());
+    else
+      read.insert(op->operands.begin(), op->operands.end());
+  }
+  graph.erase(unread);
+}
+
+}  // namespace
 
 std::vector<PartitionReport> apply_model_parallel(ir::Graph& graph, const Strategy& strategy,
                                                   const passes::CanonicaliseOptions& canonical) {
@@ -30,6 +52,7 @@ std::vector<PartitionReport> apply_model_parallel(ir::Graph& graph, const Strate
       reports.push_back(
           partition(graph, {axis, ranks}, find_cuts(graph, strategy.tensor, ranks), strategy.tensor.options));
   }
+  if (strategy.tensor.options.async_products != AsyncProducts::Off) drop_unread_views(graph);
   return reports;
 }
 

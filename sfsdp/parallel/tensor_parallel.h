@@ -39,6 +39,10 @@ Constraint constrain(std::string pattern, Shard cut);
 Constraint constrain(std::string pattern, Replicate whole);
 std::string to_string(const Constraint& constraint);  // "constrain("norm", Shard(1))"
 
+// Where products are computed part by part, so that gathers and reductions of their rows pass under them (pipeline_products): nowhere; where
+// that is faster on the machine that costs are counted on (TuneOptions::machine); wherever it can be done.
+enum class AsyncProducts : uint8_t { Off, WhereFaster, Everywhere };
+
 struct TensorParallelOptions {
   // Between the products that add up and those that are cut again, each rank has its part of the rows of what has 3 dimensions at
   // least: of the samples where the axis divides their number, else of the sequence. Sums are reduce_scatters, and all_gathers
@@ -51,6 +55,8 @@ struct TensorParallelOptions {
   // of other modules or the loss read: all of several values. An op that reads no parameter counts to the module whose op came
   // before it, such as the residual sum after a block's last product. The gradient of such a value lies as it may.
   std::vector<Constraint> constraints = {};
+  // With sequence_parallel. A training step of which no product is computed so is an error, which says why.
+  AsyncProducts async_products = AsyncProducts::Off;
 };
 
 // What no rule names is whole on every rank of the axis. The first rule that names a parameter counts.

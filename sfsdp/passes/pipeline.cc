@@ -63,7 +63,7 @@ std::vector<Stage> own_stages(const PipelineOptions& o, bool names_units, bool h
       {make_call("split_collectives")},
       // What does not need tokens that travel to experts and back runs meanwhile.
       {make_call("cover_exchanges"), o.cover_exchanges},
-      // Keys and values of the next rank travel while attention to those of this one is computed.
+      // Keys and values of the next rank, or rows of products, travel while attention or products of this one's are computed.
       {make_call("cover_permutes"), o.cover_permutes},
       // Parameters that forward and backward read whole are gathered once per step.
       {make_call("gather_once"), o.gather_once},

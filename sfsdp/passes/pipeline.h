@@ -42,7 +42,8 @@ struct PipelineOptions {
   bool gather_once = false;
   // What does not depend on tokens that travel to experts and back runs meanwhile (cover_exchanges): with an axis ep.
   bool cover_exchanges = false;
-  // Keys and values travel while attention to others is computed (cover_permutes): with RotateMethod::Ring.
+  // Keys, values and rows of products travel while attention or products of others are computed (cover_permutes): with RotateMethod::Ring,
+  // and asynchronous tensor parallelism.
   bool cover_permutes = false;
   // Rounds after the first of rows for which there is no room at once (further_rounds): with ExpertParallelOptions::capacity.
   bool further_rounds = false;

@@ -34,6 +34,7 @@
 #include "sfsdp/passes/overlap/cover_permutes.h"
 #include "sfsdp/passes/overlap/early_all_reduces.h"
 #include "sfsdp/passes/overlap/gather_once.h"
+#include "sfsdp/passes/overlap/pipeline_products.h"
 #include "sfsdp/passes/overlap/prefetch_gathers.h"
 #include "sfsdp/passes/overlap/sink_waits.h"
 #include "sfsdp/passes/overlap/split_collectives.h"
@@ -106,6 +107,9 @@ const std::vector<PassInfo>& rows() {
       row("merge_duplicates", "computes once what is computed twice", &merge_duplicates),
       with(Exactness::ReordersSums,
            among_loops(row("name_kernels", "says which kernels compute products, attention and loss", &name_kernels))),
+      with(Exactness::ReordersSums,
+           row("pipeline_products", "computes products part by part beside the gathers and reductions of a model axis",
+               &pipeline_products)),
       row("prefetch_gathers", "starts each gather under the compute of earlier units", &prefetch_gathers,
           {"split_collectives"}),
       row("remat", "backward computes again what forward would have to keep", &remat),

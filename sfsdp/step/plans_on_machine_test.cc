@@ -201,6 +201,32 @@ TEST_CASE("plan machine: a Llama whose attention goes round cp is what the inter
   }
 }
 
+TEST_CASE("plan machine: a Llama whose products are computed part by part beside tp is what the interpreter computes") {
+  const auto make = [] {
+    models::Llama3Args args = llama_args();
+    args.n_kv_heads = 2;
+    return models::Llama3(args);
+  };
+  const TensorParallel rules =
+      tensor_parallel({{"*.wq|wk|wv|w1|w3", Shard(0)}, {"*.wo|w2", Shard(1)}},
+                      {.sequence_parallel = true, .async_products = AsyncProducts::Everywhere});
+  const auto batch = [](int64_t rows) -> Batch {
+    return {tokens(0, 0, rows, 6)[0].remainder(kVocabulary), tokens(0, 0, rows, 6)[1].remainder(kVocabulary)};
+  };
+  for (const auto mode : {passes::RematMode::None, passes::RematMode::Full, passes::RematMode::Op})
+    for (const int64_t samples : {1, 2, 3}) {  // of one and three, tokens are cut, which of three do not lie together
+      CAPTURE(static_cast<int>(mode));
+      CAPTURE(samples);
+      CompileOptions options;
+      options.max_norm = 1.0;
+      options.pipeline.remat.mode = mode;
+      const auto program = compile_program(meta_init(make), loss_of, kAdamW, batch(samples),
+                                           data_parallel(init_device_mesh({{"tp", 2}}), {}, rules), options);
+      CHECK(run_on_machine(program->first()) == "");
+      CHECK(run_on_machine(program->evaluation(batch(samples))) == "");
+    }
+}
+
 TEST_CASE("plan machine: batch norm and dropout, whose state goes on between micro-batches") {
   const auto rows = [](int64_t n) -> Batch {
     return {at::arange(n * 4, at::kFloat).sin().view({n, 4}), at::arange(n).remainder(4)};

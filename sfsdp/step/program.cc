@@ -238,7 +238,9 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
                                           .max_norm = options_.max_norm,
                                           .skip_non_finite = options_.skip_non_finite,
                                           .micro_batches = options_.micro_batches,
-                                          .balance = options_.balance};
+                                          .balance = options_.balance,
+                                          .tune = options_.tune,
+                                          .needs_product_sites = tensors_.empty()};
   const std::vector<step::OptimizerState> states =
       step::place_step(captured.graph, strategy_, step_options, training, half_precision);
   if (!tensors_.empty()) check_has_state(states, tensors_);

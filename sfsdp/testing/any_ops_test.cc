@@ -39,6 +39,8 @@ TEST_CASE("any ops: programs verify, and hold every row that computes, and ops w
                                             "step_count",
                                             "store",
                                             "own_part",
+                                            "join_parts",
+                                            "add_parts",
                                             "own_rows",
                                             "spread_rows",
                                             "own_ends",

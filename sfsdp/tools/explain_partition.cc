@@ -2,6 +2,7 @@
 #include "sfsdp/tools/explain_partition.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <map>
 #include <ostream>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/compile/complete_step.h"
 #include "sfsdp/mesh/model_axis.h"
 #include "sfsdp/parallel/model_parallel.h"
 #include "sfsdp/parallel/tensor_parallel.h"
@@ -60,9 +62,33 @@ void explain_parameters(const ir::Graph& graph, const TensorParallel& tensor,
   whole.print(out);
 }
 
+std::string ms(double seconds) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.3f ms", seconds * 1e3);
+  return text;
+}
+
+// Which products are computed part by part beside what is sent.
+void explain_products(const std::vector<tune::ProductSiteChoice>& sites, std::ostream& out) {
+  if (sites.empty()) return;
+  Counted lines;
+  for (const tune::ProductSiteChoice& site : sites) {
+    std::string line = concat(ir::to_string(site.section), "  ", with_stars(site.path), "  ", site.opcode, " of ",
+                              train::bytes_text(site.bytes), " beside ", site.products,
+                              site.products == 1 ? " product: " : " products: ");
+    line += !site.refused.empty() ? "refused, " + with_stars(site.refused) : site.taken ? "taken" : "left as it stands";
+    if (site.seconds > 0) line += concat(", ", ms(site.in_steps), " part by part, ", ms(site.seconds), " as it stands");
+    lines.add(std::move(line));
+  }
+  const auto taken = std::ranges::count_if(sites, &tune::ProductSiteChoice::taken);
+  const auto refused = std::ranges::count_if(sites, [](const auto& site) { return !site.refused.empty(); });
+  out << "  products part by part: " << sites.size() << " sites, " << taken << " taken, " << refused << " refused\n";
+  lines.print(out);
+}
+
 }  // namespace
 
-void explain_partition(ir::Graph& graph, const Strategy& strategy, std::ostream& out) {
+void explain_partition(ir::Graph& graph, const Strategy& strategy, const tune::TuneOptions& tune, std::ostream& out) {
   const AxisList axes = strategy.model_axes();
   if (axes.empty()) return;
   const ir::Graph captured = graph.clone();
@@ -88,6 +114,7 @@ void explain_partition(ir::Graph& graph, const Strategy& strategy, std::ostream&
           " wants it"));
     out << "  made to lie otherwise\n";
     moves.print(out);
+    if (is_tensor_axis(axes[i])) explain_products(step::product_sites(graph, strategy, tune), out);
   }
 }
 

@@ -196,6 +196,7 @@ class Search {
     const train::JobConfig config = config_of(base_, c);
     train::StepSetup setup = train::step_setup(config, world_);
     setup.options.target = cost::target_of(machine_);
+    setup.options.needs_product_sites = false;
     setup.options.pipeline.disable.emplace_back("write_in_buckets");
     return captures_.compile(config, std::move(setup)).plan;
   }

@@ -95,7 +95,8 @@ int run_plan(const Request& request, std::ostream& out, std::ostream& err) {
   for (const GivenOption& option : request.own.options)
     if (option.name.starts_with("--simulate."))
       throw UserError(concat(option.name, " without --search\n  expected it with --search, or with sfsdp simulate"));
-  const train::JobConfig config = config_of(request);
+  train::JobConfig config = config_of(request);
+  if (config.parallelism.fsdp_machine.empty()) config.parallelism.fsdp_machine = request.get("machine", "");
   std::optional<cost::Machine> machine;
   if (request.has("machine"))
     machine = cost::load_machine(request.get("machine", ""), train::attention_of(config.model));
@@ -107,7 +108,7 @@ int run_plan(const Request& request, std::ostream& out, std::ostream& err) {
   const Program::Variant& variant = *first;
   if (request.has("explain")) {
     train::CapturedJob capture = train::capture_job(config);
-    explain_partition(capture.graph, job.program->strategy(), out);
+    explain_partition(capture.graph, job.program->strategy(), job.program->options().tune, out);
     if (machine) explain_units(out, request, variant, *machine);
     explain_plan(variant.plan, request.get("explain"), out);
     return 0;

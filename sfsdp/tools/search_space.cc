@@ -33,6 +33,7 @@ std::vector<std::pair<int64_t, bool>> stages_of(int64_t shard) {
 
 train::JobConfig with_axes(train::JobConfig config, const ModelAxes& axes) {
   config.parallelism.tensor_parallel_degree = axes.tensor;
+  config.parallelism.enable_async_tensor_parallel &= axes.tensor > 1;
   config.parallelism.context_parallel_degree = axes.context;
   config.parallelism.expert_parallel_degree = axes.expert;
   return config;

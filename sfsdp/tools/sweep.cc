@@ -94,6 +94,7 @@ SimulatedConfig simulate_config(const Request& request, const train::JobConfig& 
   train::StepSetup made = train::step_setup(bucketed, request.world);
   made.options.pipeline.fuse.scope = setup.fuse_scope();
   made.options.target = cost::target_of(setup.machine);
+  made.options.needs_product_sites = !request.has("search");  // one of many meshes
   SimulatedConfig out{captures.compile(bucketed, made), {}};
   out.simulated = simulate_step(
       out.step.plan, setup,

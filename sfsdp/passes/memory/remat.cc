@@ -191,7 +191,7 @@ class Rewriter {
 
   bool is_kept_op(const Op& op) {
     const bool is_again = op.is("all_gather", "all_to_all_v", "permute");
-    return (ir::is_collective(op) && !is_again) || list_.keeps(op, products_);
+    return (ir::is_collective(op) && !is_again) || op.is("add_parts") || list_.keeps(op, products_);
   }
 
   // By which offsets a rank has its rows: what backward makes of rows that are kept has to be by the same ones.

@@ -2,6 +2,7 @@
 #include "sfsdp/passes/memory/remat_list.h"
 
 #include <algorithm>
+#include <ranges>
 #include <string_view>
 
 #include "sfsdp/base/check.h"
@@ -49,6 +50,26 @@ RematList::RematList(const Graph& graph, const RematOptions& options)
     for (const auto& op : graph.ops())
       if (is_forward(*op) && is_product(*op) && op->module_path.find(part) != std::string::npos)
         forced_.insert(op->operands[1]->type().shape());
+  find_parts(graph);
+}
+
+void RematList::find_parts(const Graph& graph) {
+  for (const auto& op : graph.ops()) {
+    if (op->is("join_parts"))
+      for (const ir::Value* part : op->operands)
+        if (is_product(*part->producer())) parts_.insert(part->producer());
+    if (!op->is("add_parts")) continue;
+    for (const ir::Value* term : op->operands | std::views::take(std::ssize(op->operands) - 1)) {
+      std::vector<const Op*> open = {term->producer()};
+      while (!open.empty()) {
+        const Op* below = open.back();
+        open.pop_back();
+        if (is_product(*below)) parts_.insert(below);
+        if (below->is("permute", "aten.add.Tensor"))
+          for (const ir::Value* operand : below->operands) open.push_back(operand->producer());
+      }
+    }
+  }
 }
 
 bool RematList::is_forced(const Op& op) const {
@@ -56,6 +77,13 @@ bool RematList::is_forced(const Op& op) const {
 }
 
 bool RematList::keeps(const Op& op, int64_t& products) const {
+  if (parts_.contains(&op)) return false;
+  if (op.is("join_parts") && parts_.contains(op.operands[0]->producer()))
+    return keeps_product(*op.operands[0]->producer(), products);
+  return keeps_product(op, products);
+}
+
+bool RematList::keeps_product(const Op& op, int64_t& products) const {
   if (is_forced(op)) return false;
   if (!save_.empty()) return std::ranges::any_of(save_, [&](const auto& name) { return is_named(op, name); });
   const ir::OpRow* row = op.opcode.row();

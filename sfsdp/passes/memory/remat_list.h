@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <set>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
@@ -23,11 +24,16 @@ class RematList {
   bool keeps(const ir::Op& op, int64_t& products) const;
 
  private:
+  bool keeps_product(const ir::Op& op, int64_t& products) const;
   bool is_forced(const ir::Op& op) const;
+  void find_parts(const ir::Graph& graph);
 
   std::vector<std::string> save_;
   std::set<std::vector<int64_t>> forced_;  // shapes of right operands of products that are computed again
   int64_t mm_again_;
+  // Products of some rows (pipeline_products), which are not kept: where they are joined, what is joined is kept as the product of all rows;
+  // of what is added up the rank's own part counts.
+  std::unordered_set<const ir::Op*> parts_;
 };
 
 // The names of a list with commas, as options of the pass have them.

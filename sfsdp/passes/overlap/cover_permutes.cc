@@ -2,7 +2,9 @@
 #include "sfsdp/passes/overlap/cover_permutes.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
+#include <ranges>
 #include <utility>
 #include <vector>
 
@@ -62,6 +64,83 @@ Ops wait_group(const ir::Index& index, Op* wait) {
   }
 }
 
+bool is_product(const Op& op) {
+  const ir::OpRow* row = op.opcode.row();
+  return row && row->cost == ir::CostClass::Product;
+}
+
+// Products of these rows whose result is joined with those of other ranks' rows, in order.
+Ops products_of(const ir::Index& index, const ir::Value* rows, ir::Section section) {
+  Ops products;
+  for (Op* op : index.readers(rows)) {
+    if (!is_product(*op) || op->operands[0] != rows || op->section != section) continue;
+    const Op* reader = index.only_reader(op->result());
+    if (reader && reader->is("join_parts")) products.push_back(op);
+  }
+  return products;
+}
+
+// What a rank computes of its own rows, then of those that each permute brings: all products of a step stand together, and the next
+// permute starts before them.
+class Pipelines {
+ public:
+  Pipelines(const ir::Index& index, ir::Moves& moves) : index_(index), moves_(moves) {}
+
+  // starts: permutes of one value in one section, in order. Returns how many start before products of other rows.
+  int64_t place(const Ops& starts) {
+    const ir::Value* own = starts[0]->operands[0];
+    Op* before = gather_step(products_of(index_, own, starts[0]->section));
+    int64_t early = 0;
+    for (Op* start : starts) {
+      Op* first = gather_step(products_of(index_, index_.readers(start->result())[0]->result(), start->section));
+      if (!first) continue;
+      if (before && index_.position(before) < index_.position(first)) {
+        moves_.before(before, std::vector{start});
+        ++early;
+      }
+      before = first;
+    }
+    return early;
+  }
+
+ private:
+  // After the first one, those of which all else that they read is there. Returns the first; nullptr: there is none.
+  Op* gather_step(const Ops& products) {
+    if (products.empty()) return nullptr;
+    Op* const first = products[0];
+    for (Op* op : products | std::views::drop(1)) {
+      const bool is_ready = std::ranges::all_of(op->operands, [&](const ir::Value* operand) {
+        return !operand || operand == first->operands[0] ||
+               index_.position(operand->producer()) < index_.position(first);
+      });
+      if (is_ready) moves_.after(first, std::vector{op});
+    }
+    return first;
+  }
+
+  const ir::Index& index_;
+  ir::Moves& moves_;
+};
+
+// Permutes that bring rows of products, by what is sent and where.
+std::vector<Ops> find_pipelines(const ir::Index& index) {
+  std::vector<Ops> pipelines;
+  for (size_t i = 0; i < index.size(); ++i) {
+    Op* const start = index.at(i);
+    if (!start->is("permute.start")) continue;
+    const Op* wait = index.only_reader(start->result());
+    if (!wait || products_of(index, wait->result(), start->section).empty()) continue;
+    const auto found = std::ranges::find_if(pipelines, [&](const Ops& starts) {
+      return starts[0]->operands[0] == start->operands[0] && starts[0]->section == start->section;
+    });
+    if (found == pipelines.end())
+      pipelines.push_back({start});
+    else
+      found->push_back(start);
+  }
+  return pipelines;
+}
+
 // A permute, what is waited for of it, and what reads that.
 struct Permute {
   Op *start, *reader;
@@ -91,6 +170,9 @@ bool cover_permutes(ir::Graph& graph, PassContext& ctx) {
   const Ops above = attention_above(index);
   const std::vector<Permute> permutes = find_permutes(index);
   ir::Moves moves(graph);
+  Pipelines pipelines(index, moves);
+  for (const Ops& starts : find_pipelines(index))
+    if (const int64_t early = pipelines.place(starts); early > 0) ctx.metrics.add("started_early", early);
   for (const Permute& permute : permutes) {  // starts before waits, where both stand before one attention
     Op* const before = is_attention(*permute.reader) ? above[index.position(permute.reader)] : nullptr;
     if (!before || index.position(before) > index.position(permute.start)) continue;

@@ -78,5 +78,57 @@ TEST_CASE("cover_permutes: keys that the attention above makes stay below it; wh
   )");
 }
 
+// As remat leaves them, product by product.
+TEST_CASE("cover_permutes: products of one rank's rows stand together, and the next rank's rows start before them") {
+  expect_pass("cover_permutes", R"(
+    graph mesh [tp=3] view local
+      %x = input name=x : f32[6, 4]
+      %w = param name=w : f32[2/tp, 4]
+      %v = param name=v : f32[2/tp, 4]
+    fwd:
+      %n = own_part %x axis=tp dim=0 : f32[2/tp, 4]
+      %a0 = linear %n, %w : f32[2, 2/tp]
+      %n1.start = permute.start %n axis=tp shift=1 : async f32[2/tp, 4]
+      %n1 = wait %n1.start : f32[2/tp, 4]
+      %a1 = linear %n1, %w : f32[2, 2/tp]
+      %n2.start = permute.start %n axis=tp shift=2 : async f32[2/tp, 4]
+      %n2 = wait %n2.start : f32[2/tp, 4]
+      %a2 = linear %n2, %w : f32[2, 2/tp]
+      %a = join_parts [%a0, %a1, %a2] axis=tp dim=0 : f32[6, 2/tp]
+      %b0 = linear %n, %v : f32[2, 2/tp]
+      %b1 = linear %n1, %v : f32[2, 2/tp]
+      %u = aten.relu %v : f32[2/tp, 4]
+      %b2 = linear %n2, %u : f32[2, 2/tp]
+      %b = join_parts [%b0, %b1, %b2] axis=tp dim=0 : f32[6, 2/tp]
+      %p = aten.add.Tensor %a, %b : f32[6, 2/tp]
+      %g = all_gather %n axis=tp dim=0 : f32[6, 4]
+      return %g
+  )",
+              R"(
+    graph mesh [tp=3] view local
+      %x = input name=x : f32[6, 4]
+      %w = param name=w : f32[2/tp, 4]
+      %v = param name=v : f32[2/tp, 4]
+    fwd:
+      %n = own_part %x axis=tp dim=0 : f32[2/tp, 4]
+      %n1.start = permute.start %n axis=tp shift=1 : async f32[2/tp, 4]
+      %a0 = linear %n, %w : f32[2, 2/tp]
+      %b0 = linear %n, %v : f32[2, 2/tp]
+      %n2.start = permute.start %n axis=tp shift=2 : async f32[2/tp, 4]
+      %n1 = wait %n1.start : f32[2/tp, 4]
+      %a1 = linear %n1, %w : f32[2, 2/tp]
+      %b1 = linear %n1, %v : f32[2, 2/tp]
+      %n2 = wait %n2.start : f32[2/tp, 4]
+      %a2 = linear %n2, %w : f32[2, 2/tp]
+      %a = join_parts [%a0, %a1, %a2] axis=tp dim=0 : f32[6, 2/tp]
+      %u = aten.relu %v : f32[2/tp, 4]
+      %b2 = linear %n2, %u : f32[2, 2/tp]
+      %b = join_parts [%b0, %b1, %b2] axis=tp dim=0 : f32[6, 2/tp]
+      %p = aten.add.Tensor %a, %b : f32[6, 2/tp]
+      %g = all_gather %n axis=tp dim=0 : f32[6, 4]
+      return %g
+  )");
+}
+
 }  // namespace
 }  // namespace sfsdp::passes

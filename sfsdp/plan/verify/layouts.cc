@@ -15,6 +15,7 @@
 #include "sfsdp/mesh/model_axis.h"
 #include "sfsdp/plan/cuts.h"
 #include "sfsdp/plan/verify/padding.h"
+#include "sfsdp/plan/verify/part_layouts.h"
 #include "sfsdp/plan/verify/ring_layouts.h"
 #include "sfsdp/plan/verify/row_layouts.h"
 #include "sfsdp/plan/verify/sequence_layouts.h"
@@ -72,7 +73,8 @@ class LayoutChecker {
       Layout told = results[r];
       if (told.kind == Kind::Rows) told.flat = -1;  // by which offsets no type says
       if (told.kind == Kind::Passed || told.kind == Kind::Terms || told.kind == Kind::Attended)
-        told = {Kind::Cut, told.dim, -1, told.blocks};  // nor whose part it is, or how much of it
+        told = {Kind::Cut, told.dim, -1, told.blocks};     // nor whose part it is, or how much of it
+      if (told.part >= 0) told.part = -1, told.shift = 0;  // which no type says either
       if (const Layout named = named_by(*value); named != told && value->type().kind != ir::Type::Kind::Token)
         return error(op, concat('%', value->name(), " is ", to_text(results[r]), ", its type says ", to_text(named)),
                      "expected the type to say how the value lies");
@@ -446,6 +448,8 @@ class LayoutChecker {
     if (ir::is_root(op)) return root(op);
     if (ir::is_loop(op)) return begin_loop(op);
     if (op.is("end")) return end_loop(op);
+    if (const auto made = part_layouts(op, layouts_of(op), named_by(op), over_this_axis(op), ranks_))
+      return set(op, *made);
     if (op.is("own_part", "as_summand")) return apart(op);
     if (op.is("own_rows", "spread_rows", "own_ends", "further_rounds") && over_this_axis(op)) return rows(op);
     if (has_own_groups(op)) return product_of_own_groups(op);

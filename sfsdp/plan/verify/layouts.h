@@ -21,6 +21,7 @@ namespace sfsdp::plan {
 //   aten._grouped_mm by own_ends over the axis: of a rank's rows and matrices cut in dimension 0, a rank's rows; of rows by rows, cut there;
 //                  elsewhere a rank's rows pass where each row is made of the same one, by the same offsets
 //   permute        over the axis, attention with shift= and what it gives: another rank's part, and terms (ring_layouts.h)
+//   own_part with shift=, join_parts, add_parts, and products of parts (part_layouts.h)
 //   ops over a part of a vocabulary, with axis= this one (vocabulary_layouts.h): what tables, logits and results have to be
 //                  padding of one that the ranks do not divide is never seen (padding.h)
 //   views, reshapes, permutations   the same elements elsewhere: a cut dimension stays one, and leads those it is joined with

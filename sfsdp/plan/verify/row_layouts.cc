@@ -293,6 +293,12 @@ class ByMap {
 }  // namespace
 
 std::string to_text(const Layout& layout) {
+  if (layout.part >= 0) {
+    Layout all = layout;
+    all.part = -1;
+    return concat(to_text(all), ", of dimension ", layout.part, " the part of ",
+                  layout.shift == 0 ? "its own rank" : concat("the rank ", layout.shift, " before"));
+  }
   switch (layout.kind) {
     case Kind::Whole: return "whole";
     case Kind::Cut:
@@ -303,7 +309,8 @@ std::string to_text(const Layout& layout) {
     case Kind::Rows: return concat("a rank's rows, in dimension ", layout.dim);
     case Kind::Passed: return concat("the part of the rank ", layout.shift, " before, cut in dimension ", layout.dim);
     case Kind::Terms:
-      return concat("terms ", layout.first, " to ", layout.last, " of gradient ", layout.flat, " of the part of ",
+      return concat("terms ", layout.first, " to ", layout.last,
+                    layout.flat < 0 ? "" : concat(" of gradient ", layout.flat), " of the part of ",
                     layout.shift == 0 ? "its own rank" : concat("the rank ", layout.shift, " before"));
     case Kind::Attended: return concat("attention to keys of ranks ", layout.first, " to ", layout.last, " before");
   }

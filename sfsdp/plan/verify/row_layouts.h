@@ -29,6 +29,8 @@ struct Layout {
   int64_t blocks = 1;
   int64_t shift = 0;
   int64_t first = -1, last = -1;
+  // Where it is Cut or a Summand: the dimension in which a rank has the part of the rank `shift` before alone (part_layouts.h); -1: none.
+  int64_t part = -1;
   bool operator==(const Layout&) const = default;
 };
 std::string to_text(const Layout& layout);

@@ -99,7 +99,27 @@ Arrays bmm(const KernelContext& c) {
 Arrays own_part(const KernelContext& c) {
   const size_t dim = dim_of(c.op, c.in().shape.size());
   const Type& type = c.op.result()->type();
-  return {part_of(c.in(), type, dim, static_cast<size_t>(c.axis_rank * type.dims[dim].size), 1)};
+  const int64_t owner = (c.axis_rank + c.axis_ranks - c.op.attr_or<int64_t>("shift", 0)) % c.axis_ranks;
+  return {part_of(c.in(), type, dim, static_cast<size_t>(owner * type.dims[dim].size), 1)};
+}
+
+Arrays join_parts(const KernelContext& c) {
+  Array out = Array::zeros(c.in().dtype, c.op.result()->type().shape());
+  const size_t dim = dim_of(c.op, out.shape.size());
+  for (int64_t shift = 0; shift < c.axis_ranks; ++shift) {
+    const Array& part = c.in(static_cast<size_t>(shift));
+    const int64_t owner = (c.axis_rank + c.axis_ranks - shift) % c.axis_ranks;
+    walk(part, out, dim, static_cast<size_t>(owner * part.shape[dim]), 1,
+         [&](size_t from, size_t to) { out.data[to] = part.data[from]; });
+  }
+  return {out};
+}
+
+Arrays add_parts(const KernelContext& c) {
+  Array sum = c.in();
+  for (size_t k = 1; k < c.operands.size(); ++k)
+    for (size_t i = 0; i < sum.data.size(); ++i) sum.data[i] += c.in(k).data[i];
+  return {sum};
 }
 
 Arrays as_summand(const KernelContext& c) {
@@ -247,8 +267,10 @@ constexpr std::array kKernels = {
     Row{"aten.slice.Tensor", &slice},
     Row{"aten.slice_backward", &slice_backward},
     Row{"aten.split.Tensor", &split},
+    Row{"add_parts", &add_parts},
     Row{"as_summand", &as_summand},
     Row{"further_rounds", &further_rounds},
+    Row{"join_parts", &join_parts},
     Row{"own_ends", &own_ends},
     Row{"own_part", &own_part},
     Row{"own_rows", &own_rows},

@@ -240,7 +240,10 @@ ExpertParallelOptions expert_parallel_of(const JobConfig& config) {
 
 TensorParallel tensor_parallel_of(const JobConfig& config) {
   const Parallelism& p = config.parallelism;
-  if (p.tensor_parallel_degree == 1) return {};
+  AsyncProducts async = AsyncProducts::Off;
+  if (p.enable_async_tensor_parallel)
+    async = p.async_tensor_parallel_sites == "all" ? AsyncProducts::Everywhere : AsyncProducts::WhereFaster;
+  if (p.tensor_parallel_degree == 1) return {.options = {.async_products = async}};
   std::string model = config.model.name;
   const bool is_own = !p.tensor_parallel_plan.empty();
   if (model == "hf" && !is_own) model = read_hf_config(config.model.hf_assets_path).model;
@@ -274,7 +277,8 @@ TensorParallel tensor_parallel_of(const JobConfig& config) {
   }
   return tensor_parallel(std::move(rules), {.sequence_parallel = p.enable_sequence_parallel,
                                             .loss_parallel = !p.disable_loss_parallel,
-                                            .constraints = std::move(constraints)});
+                                            .constraints = std::move(constraints),
+                                            .async_products = async});
 }
 
 sfsdp::Optimizer optimizer_of(const Optimizer& config) {
@@ -336,6 +340,10 @@ std::string with_keys(std::string message) {
       {"ExpertParallelOptions::capacity", "parallelism.expert_parallel_capacity"},
       {"ExpertParallelOptions::experts", "the program's experts"},
       {"tensor_parallel: constrain(", "parallelism.tensor_parallel_constraints: constrain("},
+      {"TensorParallelOptions::async_products", "parallelism.enable_async_tensor_parallel"},
+      {"TensorParallelOptions::sequence_parallel", "parallelism.enable_sequence_parallel"},
+      {"AsyncProducts::Off", "parallelism.enable_async_tensor_parallel = false"},
+      {"mesh axis tp", "parallelism.tensor_parallel_degree"},
       {"tensor_parallel: ", "parallelism.tensor_parallel_plan: "},
       {"RematOptions::save", "activation_checkpoint.save"},
       {"RematOptions::blocks", "activation_checkpoint.mode = as_exported"},

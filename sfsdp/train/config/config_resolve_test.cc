@@ -62,6 +62,14 @@ TEST_CASE("config_resolve: what tensor_parallel_degree cuts is the model's plan,
   CHECK(llama.rules[2].pattern == "*.wq|wk|wv|w1|w3");
   for (const TensorParallelRule& rule : llama.rules) CHECK(rule.may_name_nothing);  // such as experts, in a dense model
   CHECK(llama.options.sequence_parallel);
+  CHECK(llama.options.async_products == AsyncProducts::Off);
+  config.parallelism.enable_async_tensor_parallel = true;
+  CHECK(tensor_parallel_of(config).options.async_products == AsyncProducts::WhereFaster);
+  config.parallelism.async_tensor_parallel_sites = "all";
+  CHECK(tensor_parallel_of(config).options.async_products == AsyncProducts::Everywhere);
+  config.parallelism.tensor_parallel_degree = 1;  // compile says that there is nothing to send
+  CHECK(tensor_parallel_of(config).options.async_products == AsyncProducts::Everywhere);
+  config.parallelism.tensor_parallel_degree = 2;
   config.parallelism.tensor_parallel_plan = {"*.q_proj|k_proj = 0", "*.o_proj=1"};
   config.parallelism.enable_sequence_parallel = false;
   const TensorParallel own = tensor_parallel_of(config);
