@@ -411,7 +411,7 @@ class Partitioner {
     return cost;
   }
 
-  // Of a summand that was made whole, or a part, for another op: to take a part of that, or to gather it, sends less than to add up again.
+  // Where a summand was made whole, or a part, for another op, to take a part of that, or to gather it, sends less than to add up again.
   Value* better_source(const Value* value, const Placement& wanted) const {
     const auto made = made_.find(value);
     if (!rollout_ || placement_of(value) != kSum || made == made_.end()) return nullptr;

@@ -151,7 +151,8 @@ std::vector<Rollout::Way> Rollout::ways_of(const Op& op) {
 
 // What each rank computes, in the measure of redistribution_cost, where rows may be cut: a residual sum on whole rows is made by all.
 double Rollout::work_of(const Op& op, const OpCut& cut) const {
-  constexpr double kOfSending = 0.2;
+  constexpr double kOfSending =
+      0.2;  // memory is some times faster than links between devices of a node, and read and written
   double bytes = 0;
   for (size_t r = 0; options_.sequence_parallel && r < cut.results.size(); ++r)
     bytes += static_cast<double>(op.results()[r]->type().bytes()) /
@@ -395,7 +396,8 @@ void Rollout::colour() {
       hash = mix(hash, static_cast<uint64_t>(result->type().dtype) + (index_.is_returned(result.get()) ? 100 : 0));
       for (const ir::Dim& dim : result->type().dims) hash = mix(hash, static_cast<uint64_t>(dim.size));
       hash = mix(hash, number_of(lies_[result.get()].base));
-      if (const auto held = held_.find(result.get()); held != held_.end()) hash = mix(hash, 1 + number_of(held->second));
+      if (const auto held = held_.find(result.get()); held != held_.end())
+        hash = mix(hash, 1 + number_of(held->second));
     }
     colour_[op.get()] = hash;
   }

@@ -32,7 +32,7 @@ class Rollout {
     bool of_vocabulary = false;  // as vocabulary_cuts.h has it
   };
 
-  // Of a graph that is not cut yet over the axis.
+  // The graph is not cut yet over the axis.
   //   cuts: which dimension of which parameters is cut, by name
   //   held: values that the user wants to lie so, for all that read them
   Rollout(const ir::Graph& graph, const std::map<std::string, int64_t>& cuts, const TensorParallelOptions& options,
@@ -106,7 +106,7 @@ class Rollout {
   void colour();
 
   const ir::Graph& graph_;
-  const uint32_t bound_;
+  const size_t bound_;  // of the ids of its ops
   const ir::Index index_;
   const std::map<std::string, int64_t>& cuts_;
   const TensorParallelOptions& options_;

@@ -145,11 +145,11 @@ TEST_CASE("mpi process: large messages until a rank is stopped" * doctest::skip(
   // One write a line: std::cerr writes each piece by itself, and mpirun mixes the pieces of two ranks.
   const std::string sends = "rank " + std::to_string(world->rank()) + " sends\n";
   std::cerr << testing::comm_error_of([&] {
-    for (int i = 0;; ++i) {
-      group->all_gather(mine, all, {"%large", ""});
-      if (i == 2) std::cerr << sends;
-    }
-  }) + "\n";
+                 for (int i = 0;; ++i) {
+                   group->all_gather(mine, all, {"%large", ""});
+                   if (i == 2) std::cerr << sends;
+                 }
+               }) + "\n";
 }
 
 }  // namespace
