@@ -20,9 +20,8 @@ using ir::Op, ir::Placement, ir::Value;
 
 constexpr Placement kWhole = Placement::replicate(), kSum = Placement::partial(ir::ReduceOp::Sum);
 constexpr double kImpossible = std::numeric_limits<double>::infinity();
-constexpr size_t kNear = 48,
-                 kFar = 512;  // ops that a trial goes on for: nearly all, and those that have not come to an end
-constexpr int kAlike = 6;     // ops around that like ops have alike
+constexpr size_t kFar = 48;  // ops that a trial goes on for: what leads further apart is no choice of one op
+constexpr int kAlike = 6;    // ops around that like ops have alike
 
 bool is_cut(const Placement& placement) { return placement.kind == Placement::Kind::Shard; }
 
