@@ -151,6 +151,15 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("a vocabulary of fewer words than ranks means what it does on one") {
+  for (const int64_t ranks : {5, 6}) {
+    CAPTURE(ranks);
+    const std::string apart = words(4), shared = tied(4);
+    testing::expect_same_meaning(apart, cut(apart, kRows, ranks), ranks);
+    testing::expect_same_meaning(shared, cut(shared, kTied, ranks), ranks);
+  }
+}
+
 void expect_refused(const std::string& text, const TensorParallel& rules, const char* what) {
   ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
   graph.mesh = {{"tp", 2}};

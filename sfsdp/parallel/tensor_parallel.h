@@ -52,7 +52,7 @@ struct TensorParallelOptions {
   // false: the logits are gathered before the loss.
   bool loss_parallel = true;
   // The first one that names a module counts. Its result is what it makes in forward of parameters and the batch, and ops
-  // of other modules or the loss read: all of several values. An op that reads no parameter counts to the module whose op came
+  // of other modules read, or of a loss that is told apart (Section::Loss): all of several values. An op that reads no parameter counts to the module whose op came
   // before it, such as the residual sum after a block's last product. The gradient of such a value lies as it may.
   std::vector<Constraint> constraints = {};
   // With sequence_parallel. A training step of which no product is computed so is an error, which says why.

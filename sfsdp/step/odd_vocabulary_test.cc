@@ -64,6 +64,10 @@ TEST_CASE("a Llama of which tp cuts all, and 29 words in two tables, trains as e
   for (const bool by_sequence : {false, true})
     expect_trains(make_llama, {mixed, tensor_parallel(kAllOfLlama, {.sequence_parallel = by_sequence}), {}, 2},
                   reference);
+  // Rows of padded logits, part by part.
+  const TensorParallel in_parts =
+      tensor_parallel(kAllOfLlama, {.sequence_parallel = true, .async_products = AsyncProducts::Everywhere});
+  expect_trains(make_llama, {mixed, in_parts}, reference);
   expect_trains(make_llama, {init_device_mesh({{"tp", 4}}), kHead}, reference);
   expect_trains(make_llama, {init_device_mesh({{"dp_replicate", 2}, {"tp", 3}}), kHead}, reference);
   expect_trains(make_llama, {mixed, kHead, {.zero_stage = 1}}, reference);

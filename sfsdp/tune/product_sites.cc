@@ -115,7 +115,10 @@ std::string taken_names(const std::vector<ProductSiteChoice>& sites) {
 }
 
 std::string why_none_taken(const std::vector<ProductSiteChoice>& sites) {
-  if (sites.empty()) return "no product stands beside a gather or a reduction of rows";
+  if (sites.empty())
+    return "no product stands beside a gather or a reduction of rows, as the ranks divide neither samples nor "
+           "positions, or no "
+           "rule cuts products";
   const ProductSiteChoice* nearest = nullptr;
   for (const ProductSiteChoice& site : sites)
     if (site.refused.empty() && (!nearest || site.in_steps - site.seconds < nearest->in_steps - nearest->seconds))

@@ -74,7 +74,10 @@ TEST_CASE("product sites: of a small block none is faster, and the nearest one's
   const std::string why = why_none_taken(sites);
   CHECK(why.starts_with("of 2 sites none is faster part by part; at layers.0.w"));
   CHECK(why.find(" ms as it stands") != std::string::npos);
-  CHECK(why_none_taken({}) == "no product stands beside a gather or a reduction of rows");
+  CHECK(
+      why_none_taken({}) ==
+      "no product stands beside a gather or a reduction of rows, as the ranks divide neither samples nor positions, or "
+      "no rule cuts products");
   CHECK(taken_names(choose_product_sites(block(512, 512), "tp", std::nullopt)) == "g,o");
 }
 

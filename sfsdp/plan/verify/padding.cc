@@ -119,6 +119,7 @@ class PaddingChecker {
     if (ir::is_collective(op) && over_this_axis(op))
       return error(op, "padding is sent with what is there", "expected it to stay on its rank");
     if (ir::is_collective(op) || op.is("cast", "wait", "narrow", "pad")) return set(op, at);
+    if (op.is("own_part", "join_parts", "add_parts")) return of_rows(op, at);
     if (ir::has_flag(op, ir::kPermute)) return set(op, {permuted(op, at.dim), at.whole, at.zero});
     if (ir::has_flag(op, ir::kReshape)) return reshape(op, at);
     return by_map(op);
@@ -126,6 +127,20 @@ class PaddingChecker {
   std::string set(const Op& op, const Padding& at) {
     for (const auto& result : op.results()) paddings_[result.get()] = at;
     return "";
+  }
+  // Rows of ranks are taken or put together, each with the padding of the others.
+  std::string of_rows(const Op& op, const Padding& at) {
+    Padding all = at;
+    for (size_t k = 0; k < op.operands.size(); ++k) {
+      const Padding* other = padding_of(op.operands[k]);
+      if (!other || other->dim != at.dim || other->whole != at.whole)
+        return error(op, concat("operand ", k, " has no padding where another one has"), "expected the same of all");
+      all.zero &= other->zero;
+    }
+    const auto* dim = op.find_attr<int64_t>("dim");
+    if (dim && static_cast<size_t>(*dim) == at.dim)
+      return error(op, "a padded dimension is cut or put together", "expected another dimension's parts");
+    return set(op, all);
   }
   // Into what is stored, carried on or counted in the norm.
   std::string leave(const Op& op, const Padding& at) {
@@ -196,8 +211,8 @@ class PaddingChecker {
       bool added = false;
       for (size_t k = 0; k < op.operands.size(); ++k) {
         const FactorPart* part = op.operands[k] && clause.operands[k] ? find(*clause.operands[k], *factor) : nullptr;
-        if (!part || part->size == 1) continue;
         const Padding* at = padding_of(op.operands[k]);
+        if (!part || (part->size == 1 && (!at || at->dim != part->dim))) continue;  // repeated
         if (!at || at->dim != part->dim || (whole != 0 && whole != at->whole))
           return error(op, concat("operand ", k, " has no padding where another one has"), "expected the same of both");
         if (part->mark != ' ' && part->mark != '+')

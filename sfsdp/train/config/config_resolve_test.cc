@@ -89,6 +89,8 @@ TEST_CASE("config_resolve: what tensor_parallel_degree cuts is the model's plan,
     CHECK_THROWS_WITH_AS(tensor_parallel_of(config), doctest::Contains("= and a dimension or whole"), UserError);
   }
   config.parallelism.tensor_parallel_constraints = {};
+  CHECK(with_keys("TensorParallelOptions::async_products: no product") ==
+        "parallelism.enable_async_tensor_parallel: no product");
   CHECK(with_keys("tensor_parallel: constrain(\"n\", Replicate()) names no module") ==
         "parallelism.tensor_parallel_constraints: constrain(\"n\", Replicate()) names no module");
   for (const char* wrong : {"*.q_proj", "*.q_proj=-1", "=0", "*.q_proj=x"}) {
