@@ -313,9 +313,7 @@ double cost_of(const ir::Graph& graph) {
   return cost;
 }
 
-// Trials of 48 ops see all of these steps. Two choices that would both have to differ are not seen, nor ways to cut a summand that the walk
-// does not offer: a part of its columns, for an op that is no product, beside rows that are cut.
-TEST_CASE("partition against the best placements of 200 random steps: all but one send at most 1 % more") {
+TEST_CASE("partition against the best placements of 200 random steps: none sends more than 1 % more") {
   int64_t cut = 0, worse = 0, better = 0;
   double chosen = 0, best = 0;
   for (uint64_t seed = 0; seed < 200; ++seed) {
@@ -337,7 +335,7 @@ TEST_CASE("partition against the best placements of 200 random steps: all but on
   MESSAGE(worse, " of ", cut, " steps send more than 1 % more than the best, ", better, " less, all together ",
           chosen / best, " times as much");
   CHECK(cut > 100);
-  CHECK(worse <= 1);
+  CHECK(worse == 0);
   CHECK(better <= 1);
   CHECK(chosen <= 1.01 * best);
 }
