@@ -2,7 +2,6 @@
 #include "sfsdp/passes/memory/remat_list.h"
 
 #include <algorithm>
-#include <ranges>
 #include <string_view>
 
 #include "sfsdp/base/check.h"
@@ -59,8 +58,8 @@ void RematList::find_parts(const Graph& graph) {
       for (const ir::Value* part : op->operands)
         if (is_product(*part->producer())) parts_.insert(part->producer());
     if (!op->is("add_parts")) continue;
-    for (const ir::Value* term : op->operands | std::views::take(std::ssize(op->operands) - 1)) {
-      std::vector<const Op*> open = {term->producer()};
+    for (size_t k = 0; k + 1 < op->operands.size(); ++k) {
+      std::vector<const Op*> open = {op->operands[k]->producer()};
       while (!open.empty()) {
         const Op* below = open.back();
         open.pop_back();

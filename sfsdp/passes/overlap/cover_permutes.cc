@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
-#include <ranges>
 #include <utility>
 #include <vector>
 
@@ -108,7 +107,8 @@ class Pipelines {
   Op* gather_step(const Ops& products) {
     if (products.empty()) return nullptr;
     Op* const first = products[0];
-    for (Op* op : products | std::views::drop(1)) {
+    for (size_t i = 1; i < products.size(); ++i) {
+      Op* op = products[i];
       const bool is_ready = std::ranges::all_of(op->operands, [&](const ir::Value* operand) {
         return !operand || operand == first->operands[0] ||
                index_.position(operand->producer()) < index_.position(first);
