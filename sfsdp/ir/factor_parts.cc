@@ -109,6 +109,21 @@ void hold_attention(const Op& op, ClauseParts& clause) {
 
 }  // namespace
 
+const FactorPart* find_part(const std::vector<FactorPart>& parts, const FactorPart& factor) {
+  const auto found = std::ranges::find_if(parts, [&](const FactorPart& part) { return part.is(factor); });
+  return found == parts.end() ? nullptr : &*found;
+}
+
+int64_t permuted_dim(const Op& op, int64_t dim) {
+  const auto rank = std::ssize(op.operands[0]->type().dims);
+  const auto from_front = [&](int64_t d) { return d < 0 ? d + rank : d; };
+  if (const auto* dims = op.find_attr<std::vector<int64_t>>("dims"))
+    for (int64_t i = 0; i < std::ssize(*dims); ++i)
+      if (from_front((*dims)[static_cast<size_t>(i)]) == dim) return i;
+  const int64_t a = from_front(op.attr_or<int64_t>("dim0", 0)), b = from_front(op.attr_or<int64_t>("dim1", 1));
+  return dim == a ? b : dim == b ? a : dim;
+}
+
 std::optional<FactorCut> cut_factor(const std::vector<FactorPart>& parts, size_t dim, int64_t blocks) {
   int64_t before = 1;  // ranges of the dimension, or of what several are, that the factors before the part make
   for (const FactorPart& part : parts) {

@@ -29,6 +29,11 @@ struct ClauseParts {
   std::vector<std::optional<std::vector<FactorPart>>> operands;
   std::vector<std::vector<FactorPart>> results;
 };
+// The part of the factor; nullptr: there is none.
+const FactorPart* find_part(const std::vector<FactorPart>& parts, const FactorPart& factor);
+// Where a permutation (kPermute) puts a dimension of its operand.
+int64_t permuted_dim(const Op& op, int64_t dim);
+
 // Which factor of an operand or result a cut of dimension `dim` in `blocks` ranges cuts, and in how many ranges of the factor.
 struct FactorCut {
   const FactorPart* part = nullptr;

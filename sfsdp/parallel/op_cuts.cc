@@ -43,21 +43,9 @@ std::optional<Placement> reshaped(const Op& op, const Placement& cut, int64_t ra
   return found;
 }
 
-int64_t permuted(const Op& op, int64_t dim) {
-  const auto rank = std::ssize(op.operands[0]->type().dims);
-  const auto from_front = [&](int64_t d) { return d < 0 ? d + rank : d; };
-  if (op.has_attr("dims")) {
-    const auto& dims = op.attr<std::vector<int64_t>>("dims");
-    for (int64_t i = 0; i < std::ssize(dims); ++i)
-      if (from_front(dims[static_cast<size_t>(i)]) == dim) return i;
-  }
-  const int64_t a = from_front(op.attr_or<int64_t>("dim0", 0)), b = from_front(op.attr_or<int64_t>("dim1", 1));
-  return dim == a ? b : dim == b ? a : dim;
-}
-
 // A rank's rows stay those of a dimension that stays what it is.
 std::optional<Placement> rows_of_view(const Op& op, const Placement& rows) {
-  if (ir::has_flag(op, ir::kPermute)) return Placement::rows(permuted(op, rows.dim), rows.blocks);
+  if (ir::has_flag(op, ir::kPermute)) return Placement::rows(ir::permuted_dim(op, rows.dim), rows.blocks);
   const std::vector<int64_t> from = op.operands[0]->type().shape(), to = op.result()->type().shape();
   int64_t before = 1, outer = 1;
   for (int64_t d = 0; d < rows.dim; ++d) before *= from[static_cast<size_t>(d)];
@@ -74,7 +62,7 @@ std::vector<OpCut> cuts_of_view(const Op& op, const Placement& operand, int64_t 
     if (const auto rows = rows_of_view(op, operand)) cuts.push_back(like_first(op, operand, *rows));
   if (operand.kind == Placement::Kind::Shard && !op.has_attr("stride")) {  // strides are the whole's
     const auto result = ir::has_flag(op, ir::kPermute)
-                            ? std::optional(Placement::shard(permuted(op, operand.dim), operand.blocks))
+                            ? std::optional(Placement::shard(ir::permuted_dim(op, operand.dim), operand.blocks))
                             : reshaped(op, operand, ranks);
     if (result) cuts.push_back(like_first(op, operand, *result));
   }
@@ -106,11 +94,6 @@ std::vector<OpCut> cuts_of_collective(const Op& op, const Placement& operand) {
 }
 
 // ---- by access map
-
-const FactorPart* find(const std::vector<FactorPart>& parts, const FactorPart& factor) {
-  const auto found = std::ranges::find_if(parts, [&](const FactorPart& p) { return p.is(factor); });
-  return found == parts.end() ? nullptr : &*found;
-}
 
 // A factor, cut in so many ranges.
 struct Cut {
@@ -202,7 +185,7 @@ class Ways {
     for (const ClauseParts& clause : clauses_)
       for (size_t k = 0; k < op_.operands.size(); ++k) {
         if (!op_.operands[k] || !clause.operands[k]) continue;
-        const FactorPart* part = find(*clause.operands[k], cut.factor);
+        const FactorPart* part = ir::find_part(*clause.operands[k], cut.factor);
         if (!part || part->size == 1) continue;
         if (size != 0 && part->size != size) return std::nullopt;
         size = part->size;
@@ -218,7 +201,8 @@ class Ways {
   bool set_results(const ClauseParts& clause, const Cut& cut, OpCut& way) const {
     bool met = false, added = false;
     for (size_t k = 0; k < op_.operands.size(); ++k) {
-      const FactorPart* part = op_.operands[k] && clause.operands[k] ? find(*clause.operands[k], cut.factor) : nullptr;
+      const FactorPart* part =
+          op_.operands[k] && clause.operands[k] ? ir::find_part(*clause.operands[k], cut.factor) : nullptr;
       if (!part || part->size == 1) continue;
       met = true;
       added |= part->mark == '+';
@@ -227,7 +211,7 @@ class Ways {
     if (added && !adds_up(clause, cut.factor)) return false;
     for (size_t r = 0; r < clause.results.size(); ++r) {
       const size_t index = clause.first_result + r;
-      const FactorPart* part = find(clause.results[r], cut.factor);
+      const FactorPart* part = ir::find_part(clause.results[r], cut.factor);
       const auto placement =
           part ? placement_of(*op_.results()[index], clause.results[r], *part, cut.blocks) : std::optional(kSum);
       if (!placement) return false;
@@ -242,7 +226,7 @@ class Ways {
       bool all = true;
       for (const size_t k : group) {
         if (k >= op_.operands.size() || !op_.operands[k] || !clause.operands[k]) continue;
-        const FactorPart* part = find(*clause.operands[k], factor);
+        const FactorPart* part = ir::find_part(*clause.operands[k], factor);
         all &= part && part->mark == '+' && part->size > 1;
       }
       if (all) return true;
@@ -264,7 +248,7 @@ class Ways {
   std::optional<OpCut> by_rows(const FactorPart& factor, int64_t offsets) const {
     OpCut way = whole();
     const auto rows_of = [&](const ir::Value& value, const std::vector<FactorPart>& parts) -> std::optional<Placement> {
-      const FactorPart* part = find(parts, factor);
+      const FactorPart* part = ir::find_part(parts, factor);
       if (!part || part->mark != ' ' || part->size != factor.size) return std::nullopt;
       const ir::DimCut cut = ir::cut_dim(parts, *part, 1);
       if (cut.blocks != 1 || value.type().dims[cut.dim].size != factor.size) return std::nullopt;
@@ -274,7 +258,7 @@ class Ways {
       bool met = false;
       for (size_t k = 0; k < op_.operands.size(); ++k) {
         if (!op_.operands[k] || !clause.operands[k]) continue;
-        const FactorPart* part = find(*clause.operands[k], factor);
+        const FactorPart* part = ir::find_part(*clause.operands[k], factor);
         if (!part || part->size == 1) continue;
         met = true;
         if (!(way.operands[k] = rows_of(*op_.operands[k], *clause.operands[k]))) return std::nullopt;

@@ -99,7 +99,7 @@ class Padder {
     const Type &from = op.operands[0]->type(), &to = op.result()->type();
     std::optional<size_t> found;
     if (ir::has_flag(op, ir::kPermute)) {
-      found = permuted(op, at.dim);
+      found = static_cast<size_t>(ir::permuted_dim(op, static_cast<int64_t>(at.dim)));
     } else if (!op.has_attr("stride")) {
       const auto before = [](const Type& type, size_t dim) {
         int64_t elements = 1;
@@ -111,15 +111,6 @@ class Padder {
     }
     if (!found) refuse(op, *op.operands[0], at.whole, axis_);
     padded_[op.result()] = {*found, at.whole};
-  }
-  static size_t permuted(const Op& op, size_t dim) {
-    const auto rank = std::ssize(op.operands[0]->type().dims);
-    const auto from_front = [&](int64_t d) { return static_cast<size_t>(d < 0 ? d + rank : d); };
-    if (const auto* dims = op.find_attr<std::vector<int64_t>>("dims"))
-      for (size_t i = 0; i < dims->size(); ++i)
-        if (from_front((*dims)[i]) == dim) return i;
-    const size_t a = from_front(op.attr_or<int64_t>("dim0", 0)), b = from_front(op.attr_or<int64_t>("dim1", 1));
-    return dim == a ? b : dim == b ? a : dim;
   }
 
   // Elements of padding are made of padding alone. Where they are added up these are gradients, which are 0: only a product does it.
@@ -136,7 +127,7 @@ class Padder {
         if (op.operands[k] && clause.operands[k] && !fits(op, k, *clause.operands[k], *factor, at))
           refuse(op, value, at.whole, axis_);
       for (size_t r = 0; r < clause.results.size(); ++r)
-        if (const FactorPart* part = find(clause.results[r], *factor)) {
+        if (const FactorPart* part = ir::find_part(clause.results[r], *factor)) {
           const Value* result = op.results()[clause.first_result + r].get();
           if (result->type().dims[part->dim].size != at.whole) refuse(op, value, at.whole, axis_);
           padded_[result] = {part->dim, at.whole};
@@ -147,14 +138,10 @@ class Padder {
   bool fits(const Op& op, size_t k, const std::vector<FactorPart>& parts, const FactorPart& factor,
             const Padded& at) const {
     const Padded* padded = padding_of(op.operands[k]);
-    const FactorPart* part = find(parts, factor);
+    const FactorPart* part = ir::find_part(parts, factor);
     if (!part || part->size == 1) return !padded;
     const bool is_read = part->mark == ' ' || (part->mark == '+' && op.is("linear_dx", "aten.mm"));
     return is_read && padded && *padded == Padded{part->dim, at.whole} && part->size == at.whole;
-  }
-  static const FactorPart* find(const std::vector<FactorPart>& parts, const FactorPart& factor) {
-    const auto found = std::ranges::find_if(parts, [&](const FactorPart& part) { return part.is(factor); });
-    return found == parts.end() ? nullptr : &*found;
   }
 
   void grow(Op& op) {

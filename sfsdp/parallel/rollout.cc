@@ -378,7 +378,8 @@ Rollout::Way Rollout::choose(const Op& op) {
     best = found ? *found : best_of(op, ways);
     chosen_.insert_or_assign(key, ways[best].cut);
   }
-  SFSDP_CHECK(apply(op, ways[best]) < kImpossible, op.opcode, " cannot be cut, nor left whole");
+  const double cost = apply(op, ways[best]);
+  SFSDP_CHECK(cost < kImpossible, op.opcode, " cannot be cut, nor left whole");
   changes_.clear();
   return std::move(ways[best]);
 }

@@ -24,8 +24,8 @@ struct Shard {
 struct TensorParallelRule {
   std::string pattern;
   Shard cut{0};
-  bool may_name_nothing =
-      false;  // of a plan for several models, such as those with experts in some layers and those without
+  // Rules of a plan for several models, with experts in some layers or without, may.
+  bool may_name_nothing = false;
 };
 
 // How what a module gives to others lies over the axis, whatever would send least. Modules by path: * is any text, ? one character,

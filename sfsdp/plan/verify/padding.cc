@@ -120,7 +120,8 @@ class PaddingChecker {
       return error(op, "padding is sent with what is there", "expected it to stay on its rank");
     if (ir::is_collective(op) || op.is("cast", "wait", "narrow", "pad")) return set(op, at);
     if (op.is("own_part", "join_parts", "add_parts")) return of_rows(op, at);
-    if (ir::has_flag(op, ir::kPermute)) return set(op, {permuted(op, at.dim), at.whole, at.zero});
+    if (ir::has_flag(op, ir::kPermute))
+      return set(op, {static_cast<size_t>(ir::permuted_dim(op, static_cast<int64_t>(at.dim))), at.whole, at.zero});
     if (ir::has_flag(op, ir::kReshape)) return reshape(op, at);
     return by_map(op);
   }
@@ -152,17 +153,6 @@ class PaddingChecker {
     return op.is("gradient") ? set(op, at) : "";
   }
 
-  static size_t permuted(const Op& op, size_t dim) {
-    const auto rank = std::ssize(op.operands[0]->type().dims);
-    const auto wrapped = [&](int64_t d) { return static_cast<size_t>(d < 0 ? d + rank : d); };
-    if (const auto* dims = op.find_attr<std::vector<int64_t>>("dims")) {
-      for (size_t i = 0; i < dims->size(); ++i)
-        if (wrapped((*dims)[i]) == dim) return i;
-    }
-    const size_t a = op.has_attr("dim0") ? wrapped(op.attr<int64_t>("dim0")) : 0,
-                 b = op.has_attr("dim1") ? wrapped(op.attr<int64_t>("dim1")) : 1;
-    return dim == a ? b : dim == b ? a : dim;
-  }
   std::string reshape(const Op& op, const Padding& at) {
     const std::vector<int64_t> from = op.operands[0]->type().shape(), to = op.result()->type().shape();
     const auto before = [](const std::vector<int64_t>& shape, size_t dim) {
@@ -173,11 +163,6 @@ class PaddingChecker {
     for (size_t d = to.size(); d-- > 0;)
       if (to[d] == from[at.dim] && before(to, d) == before(from, at.dim)) return set(op, {d, at.whole, at.zero});
     return error(op, "a padded dimension is joined or taken apart", "expected it to stay one by itself");
-  }
-
-  static const FactorPart* find(const std::vector<FactorPart>& parts, const FactorPart& factor) {
-    const auto found = std::ranges::find_if(parts, [&](const FactorPart& part) { return part.is(factor); });
-    return found == parts.end() ? nullptr : &*found;
   }
 
   // A factor of the clause that an operand is padded in.
@@ -196,7 +181,7 @@ class PaddingChecker {
              return std::ranges::all_of(group, [&](size_t k) {
                if (k >= op.operands.size() || !op.operands[k] || !clause.operands[k]) return true;
                const Padding* at = padding_of(op.operands[k]);
-               return at && at->zero && find(*clause.operands[k], factor);
+               return at && at->zero && ir::find_part(*clause.operands[k], factor);
              });
            });
   }
@@ -210,7 +195,8 @@ class PaddingChecker {
       int64_t whole = 0;
       bool added = false;
       for (size_t k = 0; k < op.operands.size(); ++k) {
-        const FactorPart* part = op.operands[k] && clause.operands[k] ? find(*clause.operands[k], *factor) : nullptr;
+        const FactorPart* part =
+            op.operands[k] && clause.operands[k] ? ir::find_part(*clause.operands[k], *factor) : nullptr;
         const Padding* at = padding_of(op.operands[k]);
         if (!part || (part->size == 1 && (!at || at->dim != part->dim))) continue;  // repeated
         if (!at || at->dim != part->dim || (whole != 0 && whole != at->whole))
@@ -224,7 +210,7 @@ class PaddingChecker {
       const bool zero = is_zero(op, clause, *factor);
       if (added && !zero) return error(op, "padding is added up that is not 0", "expected what is there alone");
       for (size_t r = 0; r < clause.results.size(); ++r)
-        if (const FactorPart* part = find(clause.results[r], *factor))
+        if (const FactorPart* part = ir::find_part(clause.results[r], *factor))
           paddings_[op.results()[clause.first_result + r].get()] = {part->dim, whole, zero};
     }
     return any ? "" : error(op, "nothing says what it makes of padding", "expected an access map in its row");

@@ -57,18 +57,7 @@ RowLayouts reshaped(const Op& op, const Layout& operand, const Layout& named) {
 
 RowLayouts permuted(const Op& op, const Layout& operand) {
   if (operand.kind != Kind::Cut && operand.kind != Kind::Rows) return all_results(op, operand);
-  const auto rank = static_cast<int64_t>(op.operands[0]->type().dims.size());
-  const auto wrapped = [&](int64_t dim) { return dim < 0 ? dim + rank : dim; };
-  int64_t dim = -1;
-  if (const auto* dims = op.find_attr<std::vector<int64_t>>("dims")) {
-    for (size_t i = 0; i < dims->size(); ++i)
-      if (wrapped((*dims)[i]) == operand.dim) dim = static_cast<int64_t>(i);
-  } else {
-    const bool named = op.has_attr("dim0");
-    const int64_t a = named ? wrapped(op.attr<int64_t>("dim0")) : 0, b = named ? wrapped(op.attr<int64_t>("dim1")) : 1;
-    dim = operand.dim == a ? b : operand.dim == b ? a : operand.dim;
-  }
-  return all_results(op, {operand.kind, dim, operand.flat, operand.blocks});
+  return all_results(op, {operand.kind, ir::permuted_dim(op, operand.dim), operand.flat, operand.blocks});
 }
 
 // ---- by access map ----------------------------------------------------------------------------------------------------
@@ -97,11 +86,6 @@ std::optional<Layout> cut_in(const std::vector<FactorPart>& parts, const FactorP
   for (const FactorPart& other : parts)
     if (other.dim == part.dim && &other < &part) layout.blocks *= other.size;
   return part.rows.empty() || part.rows[0] % ranges == 0 ? std::optional(layout) : std::nullopt;
-}
-
-const FactorPart* find(const std::vector<FactorPart>& parts, const FactorPart& factor) {
-  const auto found = std::ranges::find_if(parts, [&](const FactorPart& part) { return part.is(factor); });
-  return found == parts.end() ? nullptr : &*found;
 }
 
 // A cast that loses nothing: the sum of what is cast is what the sum would be.
@@ -177,7 +161,7 @@ class ByMap {
       bool met = false;
       for (size_t k = 0; k < op_.operands.size(); ++k) {
         if (!has(k)) continue;
-        const FactorPart* part = clause.operands[k] ? find(*clause.operands[k], *factor) : nullptr;
+        const FactorPart* part = clause.operands[k] ? ir::find_part(*clause.operands[k], *factor) : nullptr;
         const bool has_rows = part && part->size > 1;
         const Layout expected = has_rows ? Layout{Kind::Rows, static_cast<int64_t>(part->dim), rows.flat} : Layout();
         if (clause.operands[k] && operands_[k] != expected)
@@ -188,7 +172,7 @@ class ByMap {
       }
       for (size_t r = 0; met && r < clause.results.size(); ++r) {
         const ir::Value& result = *op_.results()[clause.first_result + r];
-        const FactorPart* part = find(clause.results[r], *factor);
+        const FactorPart* part = ir::find_part(clause.results[r], *factor);
         if (!part || !stands_alone(result, *part, static_cast<int64_t>(part->dim)))
           return {{}, "a rank's rows are added up, or joined with others"};
         made.results[clause.first_result + r] = {Kind::Rows, static_cast<int64_t>(part->dim), rows.flat};
@@ -239,7 +223,7 @@ class ByMap {
       bool met = false, added = false;
       for (size_t k = 0; k < op_.operands.size(); ++k) {
         if (!has(k) || !clause.operands[k]) continue;
-        const FactorPart* part = find(*clause.operands[k], cut.factor);
+        const FactorPart* part = ir::find_part(*clause.operands[k], cut.factor);
         if (part && part->size != cut.factor.size && part->size != 1)
           return {{}, concat("operand ", k, " has ", part->size, " where another one has ", cut.factor.size)};
         if (made.wrong = check_operand(k, *clause.operands[k], part, cut.ranges); !made.wrong.empty()) return made;
@@ -251,7 +235,7 @@ class ByMap {
       if (added && !adds_up(clause, cut.factor))
         return {{}, "what is cut is added up, in what the op is not linear in; it would need the whole"};
       for (size_t r = 0; r < clause.results.size(); ++r) {
-        const FactorPart* part = find(clause.results[r], cut.factor);
+        const FactorPart* part = ir::find_part(clause.results[r], cut.factor);
         const auto layout = part ? cut_in(clause.results[r], *part, cut.ranges, named_[clause.first_result + r])
                                  : std::optional(Layout{Kind::Summand});
         if (!layout) return {{}, "the ranges of the cut factor are not those of a dimension of the result"};
@@ -277,7 +261,7 @@ class ByMap {
     return std::ranges::any_of(map_->linear, [&](const std::vector<size_t>& group) {
       return std::ranges::all_of(group, [&](size_t k) {
         if (!has(k) || !clause.operands[k]) return true;
-        const FactorPart* part = find(*clause.operands[k], factor);
+        const FactorPart* part = ir::find_part(*clause.operands[k], factor);
         return part && part->mark == '+' && operands_[k].kind == Kind::Cut;
       });
     });

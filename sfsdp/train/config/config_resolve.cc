@@ -356,11 +356,11 @@ std::string with_keys(std::string message) {
       {"Wrap::Auto", "auto"},
       {"Wrap::Manual", "manual"},
       {"Wrap::Search", "search"}};
-  const auto goes_on = [&](size_t at) { return at > 0 && message[at - 1] == '_'; };  // the end of a longer word
   for (const auto& [name, key] : kKeys)
     for (size_t at = 0; (at = message.find(name, at)) != std::string::npos;) {
-      if (!goes_on(at)) message.replace(at, name.size(), key);
-      at += goes_on(at) ? name.size() : key.size();
+      const bool ends_a_word = at > 0 && message[at - 1] == '_';  // a key that is there already
+      if (!ends_a_word) message.replace(at, name.size(), key);
+      at += ends_a_word ? name.size() : key.size();
     }
   return message;
 }
