@@ -57,7 +57,7 @@ for version in "${versions[@]}"; do
     result="build failed"
   elif ldd "build/torch-$version/torch_tests" | grep 'not found' >>"$log"; then # a CUDA wheel on a machine without CUDA
     result="cannot run: no $(tail -1 "$log" | awk '{ print $1 }')"
-  elif OMP_NUM_THREADS=$threads timeout 900 "build/torch-$version/torch_tests" --no-colors=true >>"$log" 2>&1; then
+  elif OMP_NUM_THREADS=$threads timeout 3600 "build/torch-$version/torch_tests" --no-colors=true >>"$log" 2>&1; then
     result="passed"
     rm -rf "build/torch-$version" # 0.4 GB, which ccache has too
   else

@@ -280,6 +280,32 @@ void check_together(const JobConfig& config, std::vector<std::string>& errors) {
                             p.profiler_active + p.profiler_warmup));
 }
 
+// Keys that say how a model axis cuts, where the mesh has no such axis.
+void note_axes(const Parallelism& p, std::vector<std::string>& notes) {
+  const struct {
+    const char* key;
+    bool is_given;
+    const char* degree;
+    int64_t ranks;
+  } keys[] = {
+      {"tensor_parallel_plan", !p.tensor_parallel_plan.empty(), "tensor", p.tensor_parallel_degree},
+      {"tensor_parallel_constraints", !p.tensor_parallel_constraints.empty(), "tensor", p.tensor_parallel_degree},
+      {"disable_loss_parallel", p.disable_loss_parallel, "tensor", p.tensor_parallel_degree},
+      {"context_parallel_load_balancer", p.context_parallel_load_balancer != "headtail", "context",
+       p.context_parallel_degree},
+      {"context_parallel_rotate_method", p.context_parallel_rotate_method != "allgather", "context",
+       p.context_parallel_degree},
+      {"expert_parallel_capacity", p.expert_parallel_capacity != 0, "expert", p.expert_parallel_degree},
+      {"expert_parallel_dispatch", p.expert_parallel_dispatch != "auto", "expert", p.expert_parallel_degree},
+  };
+  for (const auto& [key, is_given, degree, ranks] : keys)
+    if (is_given && ranks == 1)
+      notes.push_back(concat("parallelism.", key, " changes nothing: parallelism.", degree, "_parallel_degree is 1"));
+  if (p.async_tensor_parallel_sites != "faster" && !p.enable_async_tensor_parallel)
+    notes.push_back(concat("parallelism.async_tensor_parallel_sites = ", p.async_tensor_parallel_sites,
+                           " changes nothing: parallelism.enable_async_tensor_parallel is false"));
+}
+
 std::vector<std::string> notes_of(const JobConfig& config) {
   std::vector<std::string> notes;
   const int64_t schedule_steps = config.lr_scheduler.total_steps.value_or(config.training.steps);
@@ -313,6 +339,7 @@ std::vector<std::string> notes_of(const JobConfig& config) {
   if (config.parallelism.zero_stage < 3 && config.parallelism.fsdp_reshard_after_forward != "default")
     notes.push_back(concat("parallelism.fsdp_reshard_after_forward changes nothing at zero_stage = ",
                            config.parallelism.zero_stage, ": parameters are whole"));
+  note_axes(config.parallelism, notes);
   return notes;
 }
 

@@ -134,6 +134,27 @@ TEST_CASE(
                        UserError);
 }
 
+TEST_CASE("config_resolve: a key of a model axis that the mesh does not have is said to change nothing") {
+  const auto notes = [](std::vector<std::string> flags) { return load_config(flags).notes; };
+  for (const auto& [flag, degree] : {std::pair{"tensor_parallel_plan=*.wq=0", "tensor_parallel_degree"},
+                                     {"tensor_parallel_constraints=norm=whole", "tensor_parallel_degree"},
+                                     {"disable_loss_parallel", "tensor_parallel_degree"},
+                                     {"context_parallel_load_balancer=none", "context_parallel_degree"},
+                                     {"context_parallel_rotate_method=ring", "context_parallel_degree"},
+                                     {"expert_parallel_capacity=1.25", "expert_parallel_degree"},
+                                     {"expert_parallel_dispatch=gather", "expert_parallel_degree"}}) {
+    const std::string given = concat("--parallelism.", flag);
+    const std::string_view key = std::string_view(flag).substr(0, std::string_view(flag).find('='));
+    CHECK(notes({given}) ==
+          std::vector{concat("parallelism.", key, " changes nothing: parallelism.", degree, " is 1")});
+    CHECK(notes({given, concat("--parallelism.", degree, "=2")}).empty());
+  }
+  const std::string sites = "--parallelism.async_tensor_parallel_sites=all";
+  CHECK(notes({sites}) == std::vector<std::string>{"parallelism.async_tensor_parallel_sites = all changes nothing: "
+                                                   "parallelism.enable_async_tensor_parallel is false"});
+  CHECK(notes({sites, "--parallelism.enable_async_tensor_parallel"}).empty());
+}
+
 TEST_CASE("config_resolve: a rank or an alpha of adapters without modules that take some is refused") {
   for (const char* key : {"lora.rank", "lora.alpha"}) {
     const std::vector<std::string> flags = {concat("--", key, "=4")};
