@@ -30,9 +30,10 @@ bool is_small_sum(const Op& op, const ParamNames& params, const ir::Index& index
   if (!axes || std::ranges::none_of(*axes, is_tensor_axis)) return false;
   const Value* summand = op.operands[0];
   if (!ir::is_repeated(summand->producer()->section) || !summand->type().strides.empty()) return false;
-  if (summand->type().bytes() > max_bytes) return false;
   const Op* param = param_of_gradient(params, index, op.result());
-  return param && !param->has_attr("cuts");  // parts of experts are no summands of one kind
+  if (!param || param->has_attr("cuts")) return false;  // parts of experts are no summands of one kind
+  const int64_t elements = param->attr_or("size", summand->type().numel());
+  return elements * ir::size_in_bytes(summand->type().dtype) <= max_bytes;
 }
 
 // Sums of one dtype over the same ranks, of what lies alike on all axes.
@@ -93,7 +94,7 @@ void pack(ir::Builder& build, const std::vector<Op*>& sums, PassContext& ctx) {
 const std::vector<Field<PackAllReducesOptions>>& PackAllReducesOptions::fields() {
   static const std::vector<Field<PackAllReducesOptions>> kFields = {
       field("max_bytes", &PackAllReducesOptions::max_bytes, {0, 1LL << 40},
-            "of a rank's share of a bucket's gradient; a larger one is summed by itself")};
+            "of a bucket's gradient, all ranks' shares; a larger one is summed by itself")};
   return kFields;
 }
 
