@@ -86,6 +86,7 @@ passes::PipelineOptions pipeline_of(const Strategy& strategy, passes::PipelineOp
   options.cover_exchanges = strategy.axis_size("ep") > 1;
   const bool has_ring = strategy.axis_size("cp") > 1 && strategy.context.rotate_method == RotateMethod::Ring;
   options.cover_permutes = has_ring || strategy.tensor.options.async_products != AsyncProducts::Off;
+  options.pack_all_reduces = !strategy.tensor_axes().empty();
   options.further_rounds = options.cover_exchanges && strategy.expert.capacity > 0;
   return options;
 }

@@ -59,6 +59,8 @@ std::vector<Stage> own_stages(const PipelineOptions& o, bool names_units, bool h
       {make_call("join_products"), o.flat && o.join_products},
       // Where each parameter is stored by itself: copied into one gather and one reduction per unit.
       {make_call("copy_buckets"), !o.flat},
+      // Small gradients that ranks of tp add up: one sum of all of them.
+      {make_call("pack_all_reduces"), o.pack_all_reduces},
       // Start and wait of each collective, to be moved apart.
       {make_call("split_collectives")},
       // What does not need tokens that travel to experts and back runs meanwhile.

@@ -45,6 +45,8 @@ struct PipelineOptions {
   // Keys, values and rows of products travel while attention or products of others are computed (cover_permutes): with RotateMethod::Ring,
   // and asynchronous tensor parallelism.
   bool cover_permutes = false;
+  // Gradients of norms and the like are summed over tp by one all_reduce a step (pack_all_reduces): with an axis tp.
+  bool pack_all_reduces = false;
   // Rounds after the first of rows for which there is no room at once (further_rounds): with ExpertParallelOptions::capacity.
   bool further_rounds = false;
   PrefetchGathersOptions prefetch = {};

@@ -37,6 +37,8 @@ TEST_CASE("the pipeline is a list of passes by name, which options shorten") {
   CHECK(names_of({.remat = {.mode = RematMode::Full}, .flat = false, .disable = overlap_passes()}) ==
         kCleanUp + "remat dead_code merge_duplicates wrap reshard copy_buckets " + kKernels);
   CHECK(names_of({.disable = overlap_passes()}) == kCleanUp + "remat wrap reshard bucket " + kKernels);
+  CHECK(names_of({.pack_all_reduces = true, .disable = overlap_passes()}) ==
+        kCleanUp + "remat wrap reshard bucket pack_all_reduces " + kKernels);
   const auto calls =
       pipeline_passes({.wrap = {.units = "layers.*, [norm, output]"}, .prefetch = {.depth = 3}}, std::nullopt);
   const auto spelling = [&](const std::string& name) {

@@ -13,6 +13,7 @@
 #include "sfsdp/passes/bucket/bucket.h"
 #include "sfsdp/passes/bucket/copy_buckets.h"
 #include "sfsdp/passes/bucket/group_weights.h"
+#include "sfsdp/passes/bucket/pack_all_reduces.h"
 #include "sfsdp/passes/bucket/reshard.h"
 #include "sfsdp/passes/bucket/wrap.h"
 #include "sfsdp/passes/canonical/canonicalise.h"
@@ -107,6 +108,7 @@ const std::vector<PassInfo>& rows() {
       row("merge_duplicates", "computes once what is computed twice", &merge_duplicates),
       with(Exactness::ReordersSums,
            among_loops(row("name_kernels", "says which kernels compute products, attention and loss", &name_kernels))),
+      row("pack_all_reduces", "sums gradients of small weights that all ranks of tp have at once", &pack_all_reduces),
       with(Exactness::ReordersSums,
            row("pipeline_products", "computes products part by part beside the gathers and reductions of a model axis",
                &pipeline_products)),

@@ -20,7 +20,7 @@ const ir::Op* param_of(const ir::Value* value);
 using ParamNames = std::unordered_map<std::string, const ir::Op*>;
 ParamNames params_by_name(const ir::Graph& graph);
 
-// The param whose gradient `value` becomes, reduced and added up on its way; nullptr: none, or several.
+// The param whose gradient `value` becomes, reduced, packed with others and added up on its way; nullptr: none, or several.
 const ir::Op* param_of_gradient(const ParamNames& params, const ir::Index& index, const ir::Value* value);
 
 }  // namespace sfsdp::passes

@@ -15,6 +15,7 @@
 #include "sfsdp/plan/verify/hazards.h"
 #include "sfsdp/plan/verify/kernels.h"
 #include "sfsdp/plan/verify/layouts.h"
+#include "sfsdp/plan/verify/packed_sums.h"
 #include "sfsdp/plan/verify/rendezvous.h"
 #include "sfsdp/plan/verify/rounds.h"
 #include "sfsdp/plan/views.h"
@@ -117,6 +118,7 @@ std::vector<std::string> verify_plan(const StepPlan& plan, const VerifyOptions& 
   note.add(check_rendezvous(DeviceMesh(plan.graph.mesh), [&](int64_t) -> const Graph& { return plan.graph; }));
   note.add(check_axis_states(plan.graph));
   note.add(verify_layouts(plan.graph));
+  note.add(check_packed_sums(plan.graph));
   note.add(check_rounds(plan.graph));
   for (const std::string& error : check_views(plan.graph, plan.memory.views)) note(error);
   check_buffers(plan, note);

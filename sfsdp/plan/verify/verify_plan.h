@@ -21,6 +21,7 @@ struct VerifyOptions {
 //   states    check_axis_states: nothing own leaves the step unreduced, nothing is reduced twice, no shard is taken for
 //             the whole
 //   layouts   verify_layouts: the same of model axes; nothing cut is taken for the whole, no summand for the sum
+//   sums      check_packed_sums: of gradients that are summed side by side each is the right bucket's, once
 //   kernels   check_kernels: no op of a kernel reads what another part of the same kernel makes
 //   memory    check_buffers: a buffer for every value that reaches memory, as large and alive as long as the graph needs, in its region; none overlap;
 //             what loops carry lies in one place; no region is larger than what lies in it, workspaces are the target's, the sums in the head are right

@@ -2,8 +2,11 @@
 #include "sfsdp/sim/report/bucket_table.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
+#include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
@@ -31,19 +34,29 @@ class Finder {
       from = from->producer()->operands[0];
     if (from->producer()->is("param")) return from->producer();
     const Value* value = collective.result();
-    while (true) {
-      const auto readers = index_.readers(value);
-      if (readers.empty()) return nullptr;
-      const Op& next = *readers[0];
-      if (next.is("gradient")) {
-        const auto param = params_.find(next.attr<std::string>("param"));
+    std::optional<int64_t> offset;  // within the buffer that it was packed in
+    while (const Op* next = reader_of(value, offset)) {
+      if (next->is("gradient")) {
+        const auto param = params_.find(next->attr<std::string>("param"));
         return param == params_.end() ? nullptr : param->second;
       }
       const bool goes_on =
-          ir::is_collective(next) || next.is("wait", "accumulate", "cast", "mul_scalar", "view", "pack");
-      if (!goes_on) return nullptr;
-      value = next.result();
+          ir::is_collective(*next) || next->is("wait", "accumulate", "cast", "mul_scalar", "view", "pack");
+      if (!goes_on) break;
+      if (next->is("pack")) {
+        const auto place = std::ranges::find(next->operands, value) - next->operands.begin();
+        offset = next->attr<std::vector<int64_t>>("offsets")[static_cast<size_t>(place)];
+      }
+      value = next->result();
     }
+    return nullptr;
+  }
+
+  // How many gradients of flat buckets it reduces, each a view of its result (pass pack_all_reduces).
+  int64_t packed_gradients(const Op& collective) const {
+    const Value* value = collective.result();
+    if (const Op* wait = index_.only_reader(value); wait && ir::is_wait(*wait)) value = wait->result();
+    return std::ranges::count_if(index_.readers(value), [](const Op* reader) { return reader->is("view"); });
   }
 
   // How many flat buckets a unit has.
@@ -55,6 +68,14 @@ class Finder {
   }
 
  private:
+  // The first; of a buffer that gradients were packed in, the view of what lies at `offset`.
+  const Op* reader_of(const Value* value, std::optional<int64_t> offset) const {
+    const auto readers = index_.readers(value);
+    const auto is_part = [&](const Op* op) { return op->is("view") && op->attr_or<int64_t>("offset", -1) == offset; };
+    if (const auto part = std::ranges::find_if(readers, is_part); offset && part != readers.end()) return *part;
+    return readers.empty() ? nullptr : readers[0];
+  }
+
   ir::Index index_;
   std::unordered_map<std::string, const Op*> params_;
 };
@@ -115,6 +136,10 @@ std::vector<BucketRow> bucket_table(const Graph& graph, const Simulation& simula
     const auto& op = graph.ops()[i];
     if (!ir::is_collective(*op) || ir::loop_around(loops, i)) continue;
     const Op* param = finder.param_of(*op);
+    const int64_t packed = param && param->has_attr("members") && ir::collective_kind(*op) == "all_reduce"
+                               ? finder.packed_gradients(*op)
+                               : 0;
+    if (packed > 0) param = nullptr;
     BucketRow row;
     row.name = op->result()->name();
     row.communicator = join(ir::axes_of(*op).value_or(std::vector<std::string>{}), ",");
@@ -123,7 +148,8 @@ std::vector<BucketRow> bucket_table(const Graph& graph, const Simulation& simula
     row.runs = 0;
     if (param)
       row.unit = param->attr<std::string>(param->has_attr("members") || is_copied(*op, *param) ? "unit" : "name");
-    row.reason = reason_of(*op, param, rules, buckets);
+    row.reason = packed > 0 ? concat("gradients of ", packed, " buckets, small and of what all ranks have, at once")
+                            : reason_of(*op, param, rules, buckets);
     if (const auto found = distance_of.find(op.get()); found != distance_of.end()) row.distance = found->second;
     row_of.emplace(op.get(), rows.size());
     rows.push_back(std::move(row));

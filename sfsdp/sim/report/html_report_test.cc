@@ -8,7 +8,9 @@
 #include <set>
 #include <string>
 
+#include "sfsdp/ir/index.h"
 #include "sfsdp/ir/parser.h"
+#include "sfsdp/passes/analysis/param_reads.h"
 
 namespace sfsdp::sim {
 namespace {
@@ -104,6 +106,37 @@ fwd:
   CHECK(rows[0].reason == "matches u; stored one by one, copied into one buffer");
   CHECK(rows[1].unit == "c");
   CHECK(rows[1].reason == "one parameter, no bucket");
+}
+
+TEST_CASE("bucket table: a reduction is of its own unit's gradient, also where that is summed beside others") {
+  const ir::Graph graph = ir::parse_or_throw(R"(graph mesh [dp_shard=2, tp=2] view local
+  %a = param members=[a.w] name=a.flat numels=[128] offsets=[0] size=128 unit=a : f32[64/dp_shard]
+  %b = param members=[b.w] name=b.flat numels=[128] offsets=[0] size=128 unit=b : f32[64/dp_shard]
+  %da = input name=da : f32[128] own(dp_shard)
+bwd:
+  %p = as_summand %da axis=tp : f32[128] sum(tp)
+  %n = aten.neg %p : f32[128] sum(tp)
+  %a.rs = reduce_scatter %p axis=dp_shard dim=0 : f32[64] sum(tp)
+  %b.rs = reduce_scatter %n axis=dp_shard dim=0 : f32[64] sum(tp)
+clip:
+  %packed = pack [%a.rs, %b.rs] offsets=[0, 64] : f32[128] sum(tp)
+  %all = all_reduce %packed axis=tp : f32[128]
+  %a.ar = view %all offset=0 : f32[64]
+  %a.grad = gradient %a.ar param=a.flat : f32[64]
+  %b.ar = view %all offset=64 : f32[64]
+  %b.grad = gradient %b.ar param=b.flat : f32[64]
+  return %a.grad, %b.grad
+)");
+  const auto rows = bucket_table(graph, simulate(graph, machine(), {}), {});
+  REQUIRE(rows.size() == 3);
+  CHECK(rows[0].unit == "a");
+  CHECK(rows[1].unit == "b");
+  CHECK(rows[2].unit.empty());
+  CHECK(rows[2].reason == "gradients of 2 buckets, small and of what all ranks have, at once");
+  const ir::Index index(graph);
+  const passes::ParamNames params = passes::params_by_name(graph);
+  CHECK(passes::param_of_gradient(params, index, graph.find_value("b.rs")) == graph.find_value("b")->producer());
+  CHECK(passes::param_of_gradient(params, index, graph.find_value("all")) == nullptr);
 }
 
 TEST_CASE("html report: what it draws adds up to the simulation, and no name ends its script") {
