@@ -38,7 +38,7 @@ struct FoundLossRows {
   std::string why_not;
 };
 
-// Of cross_entropy or cross_entropy_of_parts.
+//   loss: cross_entropy or cross_entropy_of_parts
 FoundLossRows find_rows_of_loss(const ir::Index& index, ir::Op* loss);
 
 // Where the rows are that a view of `before` has of the same elements in `after`. nullopt: joined with other dimensions, or taken apart.
