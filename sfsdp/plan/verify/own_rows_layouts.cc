@@ -19,7 +19,7 @@ bool is_cut_in(const Layout& layout, int64_t dim) {
 // From the first row of the range on, if it is one already.
 RowLayouts taken(const Op& op, const Layout& before) {
   const auto *start = op.find_attr<int64_t>("start"), *length = op.find_attr<int64_t>("length");
-  if (!start || !length) return {{}, "rows are taken from a place that memory says"};
+  if (!start || !length) return {{}, "rows are taken from a place that differs by rank"};
   Layout range = before;
   if (range.rows < 0) {
     range.rows = op.operands[0]->type().dims[static_cast<size_t>(before.dim)].size;
