@@ -73,12 +73,6 @@ passes::PipelineOptions pipeline_of(const Strategy& strategy, passes::PipelineOp
   options.flat = strategy.options.layout == ParameterLayout::Flat;
   options.wrap.units = strategy.options.units;
   const ZeroPlacements zero = zero_placements(strategy.options.zero_stage);
-  if (options.loss_chunks > 1 && !strategy.model_axes().empty())
-    throw UserError(
-        concat("PipelineOptions::loss_chunks = ", options.loss_chunks, " beside ", strategy.model_axes()[0], " = ",
-               strategy.mesh.size(strategy.model_axes()[0]),
-               ": a loss over ranks of a model axis is not cut into chunks\n  expected 1; a head that is cut in "
-               "dimension 0 leaves each rank its part of the logits"));
   // Weights side by side are one matrix of the whole's rows, or of a rank's, but not of both.
   options.join_products |= target.joins_products && options.fuse.scope == passes::FuseScope::All;
   options.join_products &= strategy.model_axes().empty();

@@ -6,11 +6,16 @@
 #include <algorithm>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/sim/simulate.h"
+#include "sfsdp/testing/expect_pass.h"
+#include "sfsdp/testing/sentences.h"
 #include "sfsdp/tune/scaled_step.h"
 
 namespace sfsdp::step {
@@ -69,6 +74,87 @@ TEST_CASE("complete_step: of one capture the step of any mesh, each rank's share
   CHECK(hybrid.micro_batches == 3);
   CHECK(hybrid.find_value("seed")->producer()->attr<double>("value") == 1.0 / 24);
   CHECK(count(compiled({}).graph, "all_gather") == 0);
+}
+
+// Attention, a table and a head of so many words, on 2 samples of 8 tokens.
+ir::Graph captured_sentences(int64_t words) {
+  std::string text;
+  for (const std::string& line : split(testing::dedent(testing::kSentences), '\n')) {
+    if (line.find("carry") != line.npos) continue;
+    text += line + "\n";
+  }
+  for (const char* before : {"f32[", "8, ", "16, ", "num_weights="}) {
+    const std::string after = std::string(before) == "f32[" ? ", 4]" : "";
+    const std::string from = concat(before, 5, after), to = concat(before, words, after);
+    for (size_t at = 0; (at = text.find(from, at)) != text.npos; at += to.size()) text.replace(at, from.size(), to);
+  }
+  return ir::parse_or_throw(text);
+}
+
+int64_t rows_of_logits(const ir::Graph& graph) {
+  int64_t rows = 0;
+  for (const auto& op : graph.ops())
+    if (op->is("cross_entropy", "cross_entropy_parts", "cross_entropy_backward"))
+      rows = std::max(rows, op->operands[op->is("cross_entropy_backward") ? 1 : 0]->type().dims[0].size);
+  return rows;
+}
+
+TEST_CASE(
+    "complete_step: chunks of a loss beside model axes leave no logits of all rows, and send no more than the loss in "
+    "parts") {
+  struct Setting {
+    std::vector<MeshAxis> axes;
+    bool sequence_parallel = false, loss_parallel = true;
+    int64_t stage = 3, micro_batches = 1;
+    passes::RematMode remat = passes::RematMode::None;
+  };
+  const MeshAxis dp{"dp_shard", 2}, cp{"cp", 2}, tp{"tp", 2};
+  for (const Setting& setting : std::vector<Setting>{{{dp, tp}},
+                                                     {{dp, tp}, true, true, 3, 3},
+                                                     {{tp}, true, false},
+                                                     {{dp, cp}, false, true, 1, 2},
+                                                     {{dp, cp}, false, true, 2},
+                                                     {{cp, tp}, true, true, 3, 1, passes::RematMode::Full},
+                                                     {{dp, cp, tp}, false, false, 3, 1, passes::RematMode::Full}}) {
+    CAPTURE(to_string(DeviceMesh(setting.axes)));
+    const auto plan_of = [&](int64_t chunks) {
+      const bool has_tp = setting.axes.back().name == "tp";
+      const TensorParallelOptions options = {.sequence_parallel = setting.sequence_parallel,
+                                             .loss_parallel = setting.loss_parallel};
+      StepOptions step{.optimizer = SGD{}, .max_norm = 1, .micro_batches = setting.micro_batches};
+      step.pipeline.loss_chunks = chunks;
+      step.pipeline.remat.mode = setting.remat;
+      return complete_step(
+          captured_sentences(4096),
+          data_parallel(DeviceMesh(setting.axes), {.zero_stage = setting.stage},
+                        has_tp ? tensor_parallel({{"tok|head", Shard(0)}}, options) : TensorParallel()),
+          step, false);
+    };
+    const plan::StepPlan whole = plan_of(1);
+    const int64_t rows = rows_of_logits(whole.graph);
+    for (const int64_t chunks : {2, 3}) {
+      CAPTURE(chunks);
+      const plan::StepPlan plan = plan_of(chunks);
+      CHECK(rows_of_logits(plan.graph) == (rows + chunks - 1) / chunks);
+      // Three numbers a row, or logits, for each chunk; the head's weight is gathered in backward alone.
+      const bool in_parts = setting.axes.back().name == "tp";
+      const bool gathers_again = setting.stage == 3 && setting.axes.size() > 1;
+      CHECK(count(plan.graph, "all_gather") - count(whole.graph, "all_gather") ==
+            (in_parts ? chunks - 1 : 0) - (gathers_again ? 1 : 0));
+      CHECK(count(plan.graph, "all_reduce") == count(whole.graph, "all_reduce"));
+      CHECK(count(plan.graph, "reduce_scatter") == count(whole.graph, "reduce_scatter"));
+    }
+  }
+}
+
+TEST_CASE("complete_step: chunks of a loss that cannot be are refused by name, with the cure") {
+  StepOptions options{.optimizer = SGD{}};
+  options.pipeline.loss_chunks = 9;
+  CHECK_THROWS_WITH_AS(
+      complete_step(captured_sentences(5), data_parallel(DeviceMesh({{"cp", 2}})), options, false),
+      doctest::Contains("PipelineOptions::loss_chunks = 9: no loss of this model can be cut into chunks: "
+                        "cross_entropy is of 8 rows on a rank\n  expected a linear layer without bias"),
+      UserError);
 }
 
 // What sim::simulate says of the mesh itself.

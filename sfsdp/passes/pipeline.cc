@@ -189,12 +189,12 @@ std::vector<PassCall> pipeline_passes(const PipelineOptions& options,
 std::vector<PassReport> run_before_units(ir::Graph& graph, const PipelineOptions& options) {
   auto reports = run_passes(graph, make_halves(options, false, false).before, run_options(options, nullptr));
   const auto chunked = std::ranges::find(reports, "chunk_loss", &PassReport::name);
-  if (chunked != reports.end() && !chunked->changed && has_backward(graph))
-    throw UserError(concat("PipelineOptions::loss_chunks = ", options.loss_chunks,
-                           ": no loss of this model can be cut into chunks",
-                           "\n  expected a linear layer without bias, then cross entropy over at least that many"
-                           " tokens, and logits that nothing else reads; set PipelineOptions::loss_chunks = 1"));
-  return reports;
+  if (chunked == reports.end() || chunked->changed || !has_backward(graph)) return reports;
+  const std::string why = why_not_chunked(graph, options.loss_chunks);
+  throw UserError(concat("PipelineOptions::loss_chunks = ", options.loss_chunks,
+                         ": no loss of this model can be cut into chunks", why.empty() ? "" : ": ", why,
+                         "\n  expected a linear layer without bias, then cross entropy over at least that many"
+                         " tokens, and logits that nothing else reads; set PipelineOptions::loss_chunks = 1"));
 }
 
 std::vector<PassReport> run_with_units(ir::Graph& graph, const PipelineOptions& options,

@@ -53,7 +53,9 @@ inline void expect_close(const Array& got, const Array& expected) {
   CHECK(most <= 1e-11 * std::max(largest, 1.0));
 }
 
-inline void expect_same_meaning(std::string_view text, const ir::Graph& parts, int64_t ranks) {
+//   innermost: ranks of the innermost axis, the one that cuts parameters; 0: the only one
+inline void expect_same_meaning(std::string_view text, const ir::Graph& parts, int64_t ranks, int64_t innermost = 0) {
+  const auto coordinate = [&](size_t rank) { return innermost > 0 ? rank % static_cast<size_t>(innermost) : rank; };
   const ir::Graph whole = ir::parse_or_throw(dedent(text));
   const ir::interp::RunOptions exact = {.rounding = ir::interp::Rounding::None};
   const auto given = ir::interp::seeded_inputs(whole, 7);
@@ -63,14 +65,15 @@ inline void expect_same_meaning(std::string_view text, const ir::Graph& parts, i
   for (const auto& op : parts.ops())
     if (ir::is_root(*op)) types[op->attr<std::string>("name")] = &op->result()->type();
   for (size_t rank = 0; rank < of_ranks.size(); ++rank)
-    for (const auto& [name, array] : given[0]) of_ranks[rank].emplace(name, part_of(array, *types.at(name), rank));
+    for (const auto& [name, array] : given[0])
+      of_ranks[rank].emplace(name, part_of(array, *types.at(name), coordinate(rank)));
   const auto got = ir::interp::run(parts, of_ranks, exact);
   for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
     CAPTURE(rank);
     for (size_t i = 0; i < expected.outputs.size(); ++i) expect_close(got.ranks[rank].outputs[i], expected.outputs[i]);
     for (const auto& [name, array] : expected.carried) {
       CAPTURE(name);
-      expect_close(got.ranks[rank].carried.at(name), part_of(array, *types.at(name), rank));
+      expect_close(got.ranks[rank].carried.at(name), part_of(array, *types.at(name), coordinate(rank)));
     }
   }
 }

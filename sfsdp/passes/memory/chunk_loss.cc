@@ -10,6 +10,9 @@
 #include "sfsdp/ir/index.h"
 #include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/passes/memory/chunk_rows_of_loss.h"
+#include "sfsdp/passes/memory/rows_of_loss.h"
+#include "sfsdp/passes/memory/sum_of_chunks.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -127,7 +130,8 @@ class Rewriter {
       : graph_(graph),
         m_(loss),
         build_(graph),
-        place_(build_.before(loss.grad_p).in(Section::Bwd).at(loss.logits->module_path)) {}
+        place_(build_.before(loss.grad_p).in(Section::Bwd).at(loss.logits->module_path)),
+        grad_of_weight_(graph, build_, place_) {}
 
   void run(int64_t chunks) {
     const Value* hidden = m_.logits->operands[0];
@@ -143,7 +147,7 @@ class Rewriter {
     build_.replace(m_.loss->result(0), loss);
     build_.replace(m_.grad_hidden->result(),
                    place_.list("aten.cat", grads_of_hidden_, m_.grad_hidden->result()->type(), "")->result());
-    replace_grad_of_weight();
+    grad_of_weight_.replace(m_.grad_weight->result());
     build_.erase(m_.ops());
     build_.apply();
     expect_chunked(graph_, hidden, weight_t_, each);
@@ -198,48 +202,53 @@ class Rewriter {
     if (m_.narrow) grad = again(m_.narrow, {grad}, rows)->result();
     grads_of_hidden_.push_back(again(m_.grad_hidden, {grad, m_.grad_hidden->operands[1]}, rows)->result());
     Value* grad_t = again(m_.transpose, {grad}, rows, 1)->result();
-    add_to_grad_of_weight(
+    grad_of_weight_.add(
         again(m_.grad_weight, {grad_t, hidden}, m_.grad_weight->result()->type().dims[0].size)->result());
-  }
-
-  // In f32 at least: a sum in bf16 would lose what later chunks add.
-  void add_to_grad_of_weight(Value* part) {
-    Type type = part->type();
-    type.dtype = ir::wide(type.dtype);
-    if (grad_of_weight_) {
-      grad_of_weight_ = add("add_into", {grad_of_weight_, part}, type, {{"donates", std::vector<int64_t>{0}}});
-    } else {
-      grad_of_weight_ = type.dtype == part->type().dtype ? part : add("cast", {part}, type);
-    }
-  }
-
-  // Readers get the sum in the product's dtype; a reader that only casts it to the sum's dtype is not needed any more.
-  void replace_grad_of_weight() {
-    Value* product = m_.grad_weight->result();
-    if (grad_of_weight_->type().dtype == product->type().dtype) {
-      build_.replace(product, grad_of_weight_);
-      return;
-    }
-    bool others = std::ranges::find(graph_.outputs, product) != graph_.outputs.end();
-    for (const auto& op : graph_.ops()) {
-      if (std::ranges::find(op->operands, product) == op->operands.end()) continue;
-      if (op->is("cast") && op->result()->type() == grad_of_weight_->type()) {
-        build_.replace(op->result(), grad_of_weight_);
-        build_.erase(op.get());
-      } else {
-        others = true;
-      }
-    }
-    if (others) build_.replace(product, add("cast", {grad_of_weight_}, product->type()));
   }
 
   Graph& graph_;
   Loss m_;
   ir::Builder build_;
   ir::Builder::Place place_;
-  Value *weight_t_ = nullptr, *total_ = nullptr, *loss_ = nullptr, *grad_of_weight_ = nullptr;
+  SumOfChunks grad_of_weight_;
+  Value *weight_t_ = nullptr, *total_ = nullptr, *loss_ = nullptr;
   std::vector<Value*> grads_of_hidden_;
 };
+
+// Before the chunks: the weight that they read. After them: what reads the loss.
+bool move_around(Graph& graph, const LossRows& loss) {
+  const ir::Index index(graph);
+  const std::vector<Op*> weight = needed_after(index, loss.grad_hidden->operands[1], loss.backward);
+  for (const std::vector<Op*>& own : {loss.forward, loss.gradients})
+    for (Op* op : weight)
+      if (std::ranges::find(own, op) != own.end()) return false;
+  ir::Moves moves(graph);
+  moves.before(loss.backward, weight);
+  moves.after(loss.backward, loss.late);
+  moves.apply();
+  return true;
+}
+
+// Those of which no chunks were made.
+std::vector<Op*> canonical_losses(const Graph& graph) {
+  std::vector<Op*> losses;
+  for (const auto& op : graph.ops())
+    if (op->section != Section::Bwd && op->is("cross_entropy", "cross_entropy_of_parts")) losses.push_back(op.get());
+  return losses;
+}
+
+int64_t chunk_canonical_losses(Graph& graph, int64_t chunks, PassContext& ctx) {
+  int64_t chunked = 0;
+  for (Op* loss : canonical_losses(graph)) {
+    const FoundLossRows found = find_rows_of_loss(ir::Index(graph), loss);
+    if (!found.rows || found.rows->count() < chunks || !move_around(graph, *found.rows)) continue;
+    ctx.metrics.add("logits_bytes", found.rows->product->result()->type().bytes());
+    ctx.metrics.add("chunks", chunks);
+    chunk_rows_of_loss(graph, *found.rows, chunks);
+    ++chunked;
+  }
+  return chunked;
+}
 
 }  // namespace
 
@@ -249,10 +258,10 @@ const std::vector<Field<ChunkLossOptions>>& ChunkLossOptions::fields() {
   return kFields;
 }
 
-void expect_chunked(const Graph& graph, const Value* hidden, const Value* weight_t, int64_t most_rows) {
+void expect_chunked(const Graph& graph, const Value* hidden, const Value* weight, int64_t most_rows) {
   int64_t rows = 0;
   for (const auto& op : graph.ops()) {
-    if (!op->is("aten.mm") || op->operands[1] != weight_t) continue;
+    if (op->section != Section::Bwd || !op->is("aten.mm", "linear") || op->operands[1] != weight) continue;
     const Op& part = *op->operands[0]->producer();
     SFSDP_CHECK(part.is("narrow") && part.operands[0] == hidden, "chunk_loss: %", op->result()->name(),
                 " is the product of something else than rows of %", hidden->name());
@@ -264,16 +273,27 @@ void expect_chunked(const Graph& graph, const Value* hidden, const Value* weight
   SFSDP_CHECK(rows == hidden->type().dims[0].size, "chunk_loss: the chunks have ", rows, " rows of ", hidden->type());
 }
 
+std::string why_not_chunked(const Graph& graph, int64_t chunks) {
+  const ir::Index index(graph);
+  for (Op* loss : canonical_losses(graph)) {
+    const FoundLossRows found = find_rows_of_loss(index, loss);
+    if (!found.rows) return found.why_not;
+    if (found.rows->count() < chunks)
+      return concat(ir::opcode_at(*loss), " is of ", found.rows->count(), " rows on a rank");
+  }
+  return "";
+}
+
 bool chunk_loss(Graph& graph, const ChunkLossOptions& options, PassContext& ctx) {
   SFSDP_CHECK(options.chunks >= 1, "chunks ", options.chunks);
   if (options.chunks == 1) return false;
+  int64_t chunked = chunk_canonical_losses(graph, options.chunks, ctx);
   const ir::Index index(graph);
   const Finder finder(index);
   std::vector<Loss> found;
   for (const auto& op : graph.ops())
     if (op->is("aten.nll_loss_forward"))
       if (const auto loss = finder.match(op.get())) found.push_back(*loss);
-  int64_t chunked = 0;
   for (const Loss& loss : found) {
     const int64_t rows = loss.logits->result()->type().dims[0].size;
     if (loss.loss->section == Section::Bwd || rows < options.chunks) continue;  // in bwd: chunks of an earlier run

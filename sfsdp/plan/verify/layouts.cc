@@ -14,6 +14,7 @@
 #include "sfsdp/ir/side_table.h"
 #include "sfsdp/mesh/model_axis.h"
 #include "sfsdp/plan/cuts.h"
+#include "sfsdp/plan/verify/own_rows_layouts.h"
 #include "sfsdp/plan/verify/padding.h"
 #include "sfsdp/plan/verify/part_layouts.h"
 #include "sfsdp/plan/verify/ring_layouts.h"
@@ -73,7 +74,8 @@ class LayoutChecker {
       Layout told = results[r];
       if (told.kind == Kind::Rows) told.flat = -1;  // by which offsets no type says
       if (told.kind == Kind::Passed || told.kind == Kind::Terms || told.kind == Kind::Attended)
-        told = {Kind::Cut, told.dim, -1, told.blocks};     // nor whose part it is, or how much of it
+        told = {Kind::Cut, told.dim, -1, told.blocks};  // nor whose part it is, or how much of it
+      told = without_range(told);
       if (told.part >= 0) told.part = -1, told.shift = 0;  // which no type says either
       if (const Layout named = named_by(*value); named != told && value->type().kind != ir::Type::Kind::Token)
         return error(op, concat('%', value->name(), " is ", to_text(results[r]), ", its type says ", to_text(named)),
@@ -444,8 +446,24 @@ class LayoutChecker {
     return error(op, concat(made.wrong, " (", is, ")"), "expected a collective before it");
   }
 
+  // What is made of the range that an op's operands are of, by whichever rule says what it makes of all rows.
+  std::string of_own_rows(const Op& op, const Layout& range) {
+    const std::vector<Layout> operands = layouts_of(op);
+    for (const Value* operand : op.operands)
+      if (operand) layouts_[operand] = without_range(layout_of(operand));
+    std::string wrong = visit(op);
+    for (size_t k = 0; k < operands.size(); ++k)
+      if (op.operands[k]) layouts_[op.operands[k]] = operands[k];
+    for (const auto& result : op.results()) layouts_[result.get()] = with_range(layout_of(result.get()), range);
+    return wrong;
+  }
+
   std::string visit(const Op& op) {
     if (ir::is_root(op)) return root(op);
+    if (const auto made = own_rows_layouts(op, layouts_of(op))) return set(op, *made);
+    const OwnRows own = own_rows_of(op, layouts_of(op));
+    if (!own.wrong.empty()) return error(op, own.wrong, "expected the same rows of both");
+    if (own.range) return of_own_rows(op, *own.range);
     if (ir::is_loop(op)) return begin_loop(op);
     if (op.is("end")) return end_loop(op);
     if (const auto made = part_layouts(op, layouts_of(op), named_by(op), over_this_axis(op), ranks_))

@@ -22,6 +22,7 @@ namespace sfsdp::plan {
 //                  elsewhere a rank's rows pass where each row is made of the same one, by the same offsets
 //   permute        over the axis, attention with shift= and what it gives: another rank's part, and terms (ring_layouts.h)
 //   own_part with shift=, join_parts, add_parts, and products of parts (part_layouts.h)
+//   narrow and aten.cat   in the dimension that is cut: some of a rank's rows, and all of them again (own_rows_layouts.h)
 //   ops over a part of a vocabulary, with axis= this one (vocabulary_layouts.h): what tables, logits and results have to be
 //                  padding of one that the ranks do not divide is never seen (padding.h)
 //   views, reshapes, permutations   the same elements elsewhere: a cut dimension stays one, and leads those it is joined with

@@ -283,6 +283,11 @@ std::string to_text(const Layout& layout) {
     return concat(to_text(all), ", of dimension ", layout.part, " the part of ",
                   layout.shift == 0 ? "its own rank" : concat("the rank ", layout.shift, " before"));
   }
+  if (layout.rows >= 0) {
+    Layout all = layout;
+    all.rows = -1;
+    return concat(to_text(all), ", the rows ", layout.first, " to before ", layout.last, " of a rank's ", layout.rows);
+  }
   switch (layout.kind) {
     case Kind::Whole: return "whole";
     case Kind::Cut:

@@ -31,6 +31,9 @@ struct Layout {
   int64_t first = -1, last = -1;
   // Where it is Cut or a Summand: the dimension in which a rank has the part of the rank `shift` before alone (part_layouts.h); -1: none.
   int64_t part = -1;
+  // Where it is Cut: of so many rows that a rank has in this dimension, those from `first` to before `last` alone (own_rows_layouts.h); -1:
+  // all of them.
+  int64_t rows = -1;
   bool operator==(const Layout&) const = default;
 };
 std::string to_text(const Layout& layout);
