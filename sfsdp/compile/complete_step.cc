@@ -68,6 +68,13 @@ std::vector<tune::ProductSiteChoice> product_sites(const ir::Graph& graph, const
   return tune::choose_product_sites(graph, "tp", machine);
 }
 
+std::vector<AttentionChoice> attention_choices(const ir::Graph& graph, const Strategy& strategy,
+                                               const StepOptions& options) {
+  if (strategy.axis_size("cp") == 1 || options.tune.machine.empty()) return {};
+  return choose_attention(graph, strategy, options.pipeline,
+                          cost::load_machine(options.tune.machine, options.tune.attention));
+}
+
 passes::PipelineOptions pipeline_of(const Strategy& strategy, passes::PipelineOptions options,
                                     const cost::Target& target) {
   options.flat = strategy.options.layout == ParameterLayout::Flat;
@@ -78,7 +85,8 @@ passes::PipelineOptions pipeline_of(const Strategy& strategy, passes::PipelineOp
   options.join_products &= strategy.model_axes().empty();
   options.gather_once = zero.parameters != zero.state;
   options.cover_exchanges = strategy.axis_size("ep") > 1;
-  const bool has_ring = strategy.axis_size("cp") > 1 && strategy.context.rotate_method == RotateMethod::Ring;
+  const RotateMethod method = strategy.context.rotate_method;
+  const bool has_ring = strategy.axis_size("cp") > 1 && (method == RotateMethod::Ring || method == RotateMethod::Auto);
   options.cover_permutes = has_ring || strategy.tensor.options.async_products != AsyncProducts::Off;
   options.pack_all_reduces = !strategy.tensor_axes().empty();
   options.further_rounds = options.cover_exchanges && strategy.expert.capacity > 0;
@@ -93,7 +101,11 @@ std::vector<OptimizerState> place_step(ir::Graph& graph, const Strategy& strateg
     share = parallel::share_of_mean(strategy.data_ranks() * options.micro_batches, half_precision);
   set_seed(graph, share.seed);
   if (training) graph.micro_batches = options.micro_batches;
-  parallel::apply_model_parallel(graph, strategy, options.pipeline.canonical);
+  if (strategy.context.rotate_method == RotateMethod::Auto)
+    parallel::apply_model_parallel(graph, with_methods(strategy, attention_choices(graph, strategy, options)),
+                                   options.pipeline.canonical);
+  else
+    parallel::apply_model_parallel(graph, strategy, options.pipeline.canonical);
   pipeline_products(graph, strategy, options, training);
   parallel::apply_data_parallel(graph, strategy, {share.rest});
   if (training)

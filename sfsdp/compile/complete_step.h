@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "sfsdp/compile/choose_attention.h"
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/optim/optimizer.h"
 #include "sfsdp/parallel/data_parallel.h"
@@ -40,6 +41,12 @@ passes::PipelineOptions pipeline_of(const Strategy& strategy, passes::PipelineOp
 //   throws: UserError where tp is 1, rows are not cut, or no machine is named and one is needed
 std::vector<tune::ProductSiteChoice> product_sites(const ir::Graph& graph, const Strategy& strategy,
                                                    const tune::TuneOptions& tune);
+
+// What each attention exchanges over cp, whatever the strategy asks for, with the times of all forms (choose_attention.h); none where cp
+// is 1 or StepOptions::tune names no machine.
+//   graph: as captured
+std::vector<AttentionChoice> attention_choices(const ir::Graph& graph, const Strategy& strategy,
+                                               const StepOptions& options);
 
 // Makes a captured graph a rank's own: its share of the mean, data parallelism; then norm, clipping and update, or for a
 // graph without backward the loss alone.

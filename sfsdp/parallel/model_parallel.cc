@@ -31,13 +31,17 @@ void drop_unread_views(ir::Graph& graph) {
 
 }  // namespace
 
+void name_ops(ir::Graph& graph, const passes::CanonicaliseOptions& canonical) {
+  const std::array calls = {passes::make_call("canonicalise", canonical), passes::make_call("fold_views"),
+                            passes::make_call("merge_duplicates")};
+  passes::run_passes(graph, calls, {.checks = passes::Checks::RegisteredPasses});
+}
+
 std::vector<PartitionReport> apply_model_parallel(ir::Graph& graph, const Strategy& strategy,
                                                   const passes::CanonicaliseOptions& canonical) {
   const AxisList axes = strategy.model_axes();
   if (axes.empty()) return {};
-  const std::array calls = {passes::make_call("canonicalise", canonical), passes::make_call("fold_views"),
-                            passes::make_call("merge_duplicates")};
-  passes::run_passes(graph, calls, {.checks = passes::Checks::RegisteredPasses});
+  name_ops(graph, canonical);
   graph.mesh = strategy.mesh.axes();
   std::vector<PartitionReport> reports;
   for (const std::string& axis : axes) {

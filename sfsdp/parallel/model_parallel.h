@@ -10,7 +10,10 @@
 
 namespace sfsdp::parallel {
 
-// Names what several ops compute together (canonicalise), then partitions over each model axis.
+// Names what several ops compute together (canonicalise), each once.
+void name_ops(ir::Graph& graph, const passes::CanonicaliseOptions& canonical = {});
+
+// name_ops, then partitions over each model axis.
 //   returns: by model axis
 std::vector<PartitionReport> apply_model_parallel(ir::Graph& graph, const Strategy& strategy,
                                                   const passes::CanonicaliseOptions& canonical = {});

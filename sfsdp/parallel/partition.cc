@@ -313,14 +313,14 @@ class Partitioner {
     if (op.is("aten._grouped_mm") && op.operands[2] && placement_of(op.operands[2]) == kWhole)
       if (auto way = expert_cut_of(op, operands, number_of(op.operands[2]))) return {std::move(*way), Named::Experts};
     if (auto way = way_of_rows(op, operands)) return {std::move(*way), Named::Exchange};
+    const RotateMethod method = method_of(op);
     if (op.is("sdpa", "sdpa_backward") && may_exchange_heads(op, operands)) {
       auto way = head_cut_of(op, axis_.size, inner_);
-      if (!way && context_->rotate_method == RotateMethod::AllToAll) throw_no_heads(op, axis_, inner_);
+      if (!way && method == RotateMethod::AllToAll) throw_no_heads(op, axis_, inner_);
       if (way) ways.push_back({std::move(*way), Named::Heads});
-      if (way && (op.is("sdpa_backward") || context_->rotate_method == RotateMethod::AllToAll))
-        return std::move(ways[0]);
+      if (way && (op.is("sdpa_backward") || method == RotateMethod::AllToAll)) return std::move(ways[0]);
     }
-    if (context_->rotate_method == RotateMethod::Ring)
+    if (method == RotateMethod::Ring)
       if (auto way = ring_cut_of(op, operands)) return {std::move(*way), Named::Ring};
     if (auto way = sequence_cut_of(op, operands)) ways.push_back({std::move(*way), Named::Sequence});
     for (OpCut& way : cuts_of(op, operands, granule())) ways.push_back({std::move(way)});
@@ -340,11 +340,17 @@ class Partitioner {
     return std::move(*best);
   }
 
+  RotateMethod method_of(const Op& op) const {
+    if (context_->methods.empty() || op.results().empty()) return context_->rotate_method;
+    const auto chosen = context_->methods.find(op.result()->name());
+    return chosen == context_->methods.end() ? context_->rotate_method : chosen->second;
+  }
+
   // Backward as its forward has.
   bool may_exchange_heads(const Op& op, const std::vector<Placement>& operands) const {
     if (op.is("sdpa_backward")) return by_heads_.contains(op.operands[5]);
     const auto tokens = [&](size_t k) { return op.operands[k]->type().dims[2].size; };
-    const RotateMethod method = context_->rotate_method;
+    const RotateMethod method = method_of(op);
     return (method == RotateMethod::AllToAll || method == RotateMethod::Auto) && operands[0] == Placement::shard(2) &&
            tokens(0) == tokens(1);
   }

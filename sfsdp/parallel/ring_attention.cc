@@ -28,12 +28,6 @@ Operands operands_of(const Op& op) {
   return {backward, query, query + 1, query + 2, backward ? 6U : 3U};
 }
 
-[[noreturn]] void refuse(const Op& op, const std::string& why) {
-  throw UserError(concat("context_parallel: ", ir::opcode_at(op), ' ', why,
-                         ", so that keys and values cannot go round\n  expected causal attention of a sequence to "
-                         "itself, or another ContextParallelOptions::rotate_method"));
-}
-
 class Ring {
  public:
   Ring(ir::Builder& build, Op& op, const MeshAxis& axis, Placements& placements)
@@ -140,17 +134,26 @@ class Ring {
 
 }  // namespace
 
+std::string why_no_ring(const Op& op) {
+  const Operands at = operands_of(op);
+  const auto rows_of = [&](size_t k) { return op.operands[k]->type().dims[2].size; };
+  const bool has_documents = op.attr_or("documents", false);
+  if (!op.attr_or("is_causal", false)) return "is not causal";
+  if (op.operands.size() > at.documents && op.operands[at.documents] && !has_documents) return "has a mask";
+  if (ir::number_of(op, "dropout_p", 0) != 0) return "has dropout";
+  if (rows_of(at.query) != rows_of(at.key))
+    return concat("has ", rows_of(at.query), " queries and ", rows_of(at.key), " keys");
+  return "";
+}
+
 std::optional<OpCut> ring_cut_of(const Op& op, const std::vector<Placement>& operands) {
   if (!op.is("sdpa", "sdpa_backward")) return std::nullopt;
   const Operands at = operands_of(op);
   if (operands[at.query] != kOwn) return std::nullopt;
-  const auto rows_of = [&](size_t k) { return op.operands[k]->type().dims[2].size; };
-  const bool has_documents = op.attr_or("documents", false);
-  if (!op.attr_or("is_causal", false)) refuse(op, "is not causal");
-  if (op.operands.size() > at.documents && op.operands[at.documents] && !has_documents) refuse(op, "has a mask");
-  if (ir::number_of(op, "dropout_p", 0) != 0) refuse(op, "has dropout");
-  if (rows_of(at.query) != rows_of(at.key))
-    refuse(op, concat("has ", rows_of(at.query), " queries and ", rows_of(at.key), " keys"));
+  if (const std::string why = why_no_ring(op); !why.empty())
+    throw UserError(concat("context_parallel: ", ir::opcode_at(op), ' ', why,
+                           ", so that keys and values cannot go round\n  expected causal attention of a sequence to "
+                           "itself, or another ContextParallelOptions::rotate_method"));
   OpCut way{.operands = std::vector<std::optional<Placement>>(operands.size(), kOwn),
             .results = std::vector<Placement>(op.results().size(), kOwn)};
   if (operands.size() > at.documents) way.operands[at.documents] = kWhole;

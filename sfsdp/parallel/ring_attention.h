@@ -5,6 +5,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "sfsdp/ir/builder.h"
@@ -16,6 +17,9 @@
 #include "sfsdp/parallel/op_cuts.h"
 
 namespace sfsdp::parallel {
+
+// Why attention, forward or backward, cannot go round, as "is not causal"; "": it can.
+std::string why_no_ring(const ir::Op& op);
 
 // sdpa, causal, of queries that are cut in the sequence and as many keys, and sdpa_backward of such: all but documents is cut so.
 // nullopt: the op is none of these, or its queries are not cut.

@@ -93,6 +93,23 @@ TEST_CASE("ring attention: within documents too") {
   }
 }
 
+// Where each attention's method is chosen by who knows the machine.
+TEST_CASE("ring attention: of an attention that is named, beside one by what it sends") {
+  const auto by_names = [](const std::map<std::string, RotateMethod>& methods) {
+    ir::Graph graph = ir::parse_or_throw(kStep);
+    graph.mesh = {{"cp", 2}};
+    graph.view = ir::Graph::View::Local;
+    const ContextParallelOptions options = {.rotate_method = RotateMethod::Auto, .methods = methods};
+    partition(graph, {"cp", 2}, {}, {}, &options);
+    return ir::print(graph);
+  };
+  const std::string ring = partitioned(2, true), sends_less = by_names({});
+  CHECK(by_names({{"a", RotateMethod::Ring}, {"dq", RotateMethod::Ring}}) == ring);
+  CHECK(by_names({{"another", RotateMethod::Ring}}) == sends_less);
+  CHECK(by_names({{"a", RotateMethod::AllGather}, {"dq", RotateMethod::AllGather}}) == sends_less);
+  CHECK(sends_less != ring);
+}
+
 // Each rank is sent the keys and values of each other, forward and backward, and sends gradients of both home.
 TEST_CASE("ring attention: permutes alone, as many as there are other ranks") {
   for (const int64_t ranks : {2, 4}) {

@@ -66,15 +66,18 @@ std::optional<OpCut> head_cut_of(const Op& op, int64_t ranks, int64_t blocks) {
   return std::nullopt;
 }
 
+std::string why_no_heads(const Op& op, const MeshAxis& axis, int64_t inner) {
+  if (head_cut_of(op, axis.size, inner)) return "";
+  return concat("has ", op.operands[1]->type().dims[1].size, " heads of keys and values, of which ", axis.name, " = ",
+                axis.size, inner > 1 ? concat(" times tp = ", inner) : std::string(), " ranks cannot have equal parts");
+}
+
 void throw_no_heads(const Op& op, const MeshAxis& axis, int64_t inner) {
   const int64_t heads = op.operands[1]->type().dims[1].size;
   int64_t legal = axis.size - 1;
   while (legal > 1 && heads % (legal * inner) != 0) --legal;
-  throw UserError(concat("context_parallel: ", ir::opcode_at(op), " has ", heads,
-                         " heads of keys and values, of which ", axis.name, " = ", axis.size,
-                         inner > 1 ? concat(" times tp = ", inner) : std::string(),
-                         " ranks cannot have equal parts\n  expected ", axis.name, " = ", legal,
-                         ", or another ContextParallelOptions::rotate_method"));
+  throw UserError(concat("context_parallel: ", ir::opcode_at(op), ' ', why_no_heads(op, axis, inner), "\n  expected ",
+                         axis.name, " = ", legal, ", or another ContextParallelOptions::rotate_method"));
 }
 
 void lower_to_own_tokens(Op& op, const MeshAxis& axis, const ContextParallelOptions& options) {

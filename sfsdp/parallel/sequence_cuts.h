@@ -5,6 +5,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "sfsdp/ir/graph.h"
@@ -25,6 +26,11 @@ std::optional<OpCut> sequence_cut_of(const ir::Op& op, const std::vector<ir::Pla
 //   blocks: in as many ranges of heads each rank has a part, so that an axis inside may cut whole ranges
 // nullopt: the op is none of these, or ranks and blocks do not divide its heads.
 std::optional<OpCut> head_cut_of(const ir::Op& op, int64_t ranks, int64_t blocks);
+
+// Why ranks cannot have equal parts of an attention's heads, as "has 2 heads of keys and values, of which cp = 4 ranks cannot have
+// equal parts"; "": they can.
+//   inner: ranks of the axis that cuts whole ranges of heads
+std::string why_no_heads(const ir::Op& op, const MeshAxis& axis, int64_t inner);
 
 // Where there is none that was asked for.
 //   inner: ranks of the axis that cuts whole ranges of heads

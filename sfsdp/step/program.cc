@@ -234,13 +234,15 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   const bool half_precision =
       (capture_options.param_dtype && is_half(capture::scalar_type_of(*capture_options.param_dtype))) ||
       std::ranges::any_of(state_, is_half, &capture::StateTensor::dtype);
-  const step::StepOptions step_options = {.optimizer = optimizer_,
-                                          .max_norm = options_.max_norm,
-                                          .skip_non_finite = options_.skip_non_finite,
-                                          .micro_batches = options_.micro_batches,
-                                          .balance = options_.balance,
-                                          .tune = options_.tune,
-                                          .needs_product_sites = tensors_.empty()};
+  step::StepOptions step_options = {.optimizer = optimizer_,
+                                    .max_norm = options_.max_norm,
+                                    .skip_non_finite = options_.skip_non_finite,
+                                    .micro_batches = options_.micro_batches,
+                                    .balance = options_.balance,
+                                    .tune = options_.tune,
+                                    .needs_product_sites = tensors_.empty()};
+  step_options.pipeline.remat = options_.pipeline.remat;  // attention is chosen by what backward computes again
+  step_options.pipeline.fuse = options_.pipeline.fuse;
   const std::vector<step::OptimizerState> states =
       step::place_step(captured.graph, strategy_, step_options, training, half_precision);
   if (!tensors_.empty()) check_has_state(states, tensors_);

@@ -11,7 +11,6 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/strings.h"
-#include "sfsdp/compile/complete_step.h"
 #include "sfsdp/mesh/model_axis.h"
 #include "sfsdp/parallel/model_parallel.h"
 #include "sfsdp/parallel/tensor_parallel.h"
@@ -86,13 +85,34 @@ void explain_products(const std::vector<tune::ProductSiteChoice>& sites, std::os
   lines.print(out);
 }
 
+// What attention exchanges over cp: as it is asked for, or what is fastest.
+void explain_attention(const std::vector<step::AttentionChoice>& choices, RotateMethod asked, std::ostream& out) {
+  if (choices.empty()) return;
+  Counted lines;
+  for (const step::AttentionChoice& choice : choices) {
+    std::vector<std::string> forms;
+    for (const step::AttentionForm& form : choice.forms)
+      forms.push_back(concat(to_string(form.method), ' ',
+                             form.refused.empty() ? ms(form.seconds) : concat("refused, it ", form.refused)));
+    const bool is_chosen = asked == RotateMethod::Auto;
+    lines.add(concat(with_stars(choice.path), "  ", to_string(is_chosen ? choice.chosen : asked),
+                     is_chosen ? ", the fastest: " : ", as asked for: ", join(forms, ", ")));
+  }
+  out << "  attention\n";
+  lines.print(out);
+}
+
 }  // namespace
 
-void explain_partition(ir::Graph& graph, const Strategy& strategy, const tune::TuneOptions& tune, std::ostream& out) {
+void explain_partition(ir::Graph& graph, const Strategy& strategy, const step::StepOptions& options,
+                       std::ostream& out) {
   const AxisList axes = strategy.model_axes();
   if (axes.empty()) return;
   const ir::Graph captured = graph.clone();
-  const auto reports = parallel::apply_model_parallel(graph, strategy);
+  const RotateMethod asked = strategy.context.rotate_method;
+  const std::vector<step::AttentionChoice> attention = step::attention_choices(graph, strategy, options);
+  const auto reports = parallel::apply_model_parallel(
+      graph, asked == RotateMethod::Auto ? step::with_methods(strategy, attention) : strategy);
   for (size_t i = 0; i < axes.size(); ++i) {
     const int64_t ranks = strategy.mesh.size(axes[i]);
     out << "Over " << axes[i] << " = " << ranks << '\n';
@@ -114,7 +134,8 @@ void explain_partition(ir::Graph& graph, const Strategy& strategy, const tune::T
           " wants it"));
     out << "  made to lie otherwise\n";
     moves.print(out);
-    if (is_tensor_axis(axes[i])) explain_products(step::product_sites(graph, strategy, tune), out);
+    if (is_sequence_axis(axes[i])) explain_attention(attention, asked, out);
+    if (is_tensor_axis(axes[i])) explain_products(step::product_sites(graph, strategy, options.tune), out);
   }
 }
 

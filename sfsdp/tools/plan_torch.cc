@@ -108,7 +108,11 @@ int run_plan(const Request& request, std::ostream& out, std::ostream& err) {
   const Program::Variant& variant = *first;
   if (request.has("explain")) {
     train::CapturedJob capture = train::capture_job(config);
-    explain_partition(capture.graph, job.program->strategy(), job.program->options().tune, out);
+    const CompileOptions& compiled = job.program->options();
+    step::StepOptions step = {.tune = compiled.tune};
+    step.pipeline.remat = compiled.pipeline.remat;
+    step.pipeline.fuse = compiled.pipeline.fuse;
+    explain_partition(capture.graph, job.program->strategy(), step, out);
     if (machine) explain_units(out, request, variant, *machine);
     explain_plan(variant.plan, request.get("explain"), out);
     return 0;
