@@ -44,6 +44,8 @@ void check_mixture(const MixtureArgs& args, std::string_view owner) {
     refuse("top_k", args.top_k, "at most the ", each * args.n_limited_groups, " experts of n_limited_groups");
   if (args.top_k > args.num_experts) refuse("top_k", args.top_k, "at most num_experts = ", args.num_experts);
   if (!(args.load_balance_coeff >= 0)) refuse("load_balance_coeff", args.load_balance_coeff, "a number of at least 0");
+  if (args.choice == Choice::ByScore && args.load_balance_coeff > 0)
+    refuse("load_balance_coeff", args.load_balance_coeff, "0 where experts have no biases, which it would move");
 }
 
 }  // namespace sfsdp::models

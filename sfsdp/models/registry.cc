@@ -180,6 +180,7 @@ LanguageModel make_deepseek_v3(const ModelSpec& spec) {
                                    {"n_expert_groups", &args.n_expert_groups},
                                    {"n_limited_groups", &args.n_limited_groups},
                                    {"scores_of_group", &args.scores_of_group},
+                                   {"expert_bias", &args.expert_bias},
                                    {"load_balance_coeff", &args.load_balance_coeff}};
   assign_all(slots, spec);
   args.yarn = scaled ? std::optional(yarn) : std::nullopt;

@@ -44,7 +44,7 @@ models::DeepSeekV3Args like_v3() {
   return args;
 }
 
-// As V2's small one: queries made at once, softmax scores, no groups, no norm, two shared experts.
+// As V2's small one: queries made at once, softmax scores, no groups, no norm, no biases, two shared experts.
 models::DeepSeekV3Args like_lite() {
   models::DeepSeekV3Args args = like_v3();
   args.n_layers = 2;
@@ -55,6 +55,18 @@ models::DeepSeekV3Args like_lite() {
   args.route_norm = false;
   args.route_scale = 1;
   args.n_expert_groups = args.n_limited_groups = 1;
+  args.expert_bias = false;
+  return args;
+}
+
+// As V2's large one: latent queries, and of four groups the two with the best scores.
+models::DeepSeekV3Args like_v2() {
+  models::DeepSeekV3Args args = like_lite();
+  args.q_lora_rank = 12;
+  args.n_expert_groups = 4;
+  args.n_limited_groups = 2;
+  args.scores_of_group = 1;
+  args.route_scale = 16;
   return args;
 }
 
@@ -326,6 +338,13 @@ TEST_CASE("DeepSeek-V2's small mixture over ep trains as eager does") {
 
 TEST_CASE("DeepSeek-V2's small mixture over tp trains as eager does") {
   expect_parity_on(divisible(like_lite()), {cut({{"tp", 2}}), cut({{"dp_shard", 2}, {"tp", 4}}, {}, 1, {}, planned())});
+}
+
+TEST_CASE(
+    "DeepSeek-V2's large mixture over dp, tp, cp and ep trains as eager does: groups count by their best scores") {
+  expect_parity_on(divisible(like_v2()), {on({{"dp_shard", 2}}, 2), cut({{"tp", 2}}, {.sequence_parallel = true}),
+                                          on({{"cp", 2}}), exchanged(on({{"ep", 4}}, 1, {}, planned())),
+                                          cut({{"dp_shard", 2}, {"ep", 2}, {"tp", 2}}, {}, 1, {}, all_again())});
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// DeepSeek-V3, Qwen3-MoE and Mixtral from Hugging Face folders equal transformers: logits, gradients, losses and norms of 20 steps, and what is written
+// DeepSeek-V3 and V2, Qwen3-MoE and Mixtral from Hugging Face folders equal transformers: logits, gradients, losses and norms of 20 steps, and what is written
 // is what was read. Experts are tensors of their own there, and stacked here.
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -208,8 +208,8 @@ void expect_equals_transformers(const Fixture& fixture, const std::string& folde
   });
 }
 
-constexpr const char* kFixtures[] = {"deepseek_v3", "deepseek_v3_plain", "qwen3_moe", "qwen3_moe_every_other",
-                                     "mixtral"};
+constexpr const char* kFixtures[] = {"deepseek_v3", "deepseek_v3_plain",     "deepseek_v2", "deepseek_v2_lite",
+                                     "qwen3_moe",   "qwen3_moe_every_other", "mixtral"};
 
 TEST_CASE("mixtures of experts: logits are transformers'") {
   for (const char* name : kFixtures) {
@@ -236,40 +236,81 @@ TEST_CASE(
   }
 }
 
-void expect_written_as_read(const Fixture& fixture) {
-  const auto weights = initial_weights(fixture);
-  for (const ParameterLayout layout : {ParameterLayout::Flat, ParameterLayout::Dim0}) {
+const std::vector<TensorParallelRule> kRules = {
+    {"*.wq|wq_b|wkv_b", Shard(0)}, {"*.wo", Shard(1)}, {"*.experts.w1|w3", Shard(1)},      {"*.experts.w2", Shard(2)},
+    {"*.w1|w3", Shard(0)},         {"*.w2", Shard(1)}, {"tok_embeddings|output", Shard(0)}};
+
+// Weights of DeepSeek's, of which tp cuts heads, every expert's width and the vocabulary.
+TEST_CASE("DeepSeek-V2 from Hugging Face folders trains as transformers does over tp, and over ep and tp") {
+  const TensorParallel cut = tensor_parallel(kRules);
+  for (const char* name : {"deepseek_v2", "deepseek_v2_lite"}) {
+    CAPTURE(name);
+    const Fixture fixture = testing::read_fixture(name);
     const testing::TemporaryFolder folder;
-    write(folder / "model.safetensors", safetensors(weights));
-    const auto program = program_of(fixture, {init_device_mesh({{"dp_shard", 3}}), 1, {.layout = layout}}, false);
-    const auto checkpoint = SafetensorsCheckpoint::open(folder.path());
-    const std::string out = folder / "out";
-    testing::run_ranks(3, [&](comm::CommWorld& world) {
-      Step step(program, &world);
-      load_hf_weights(step, checkpoint, fixture.config);
-      export_hf_folder(step, &world, fixture.config, out, {.max_file_bytes = 20000});
-    });
-    const auto written = SafetensorsCheckpoint::open(out);
-    CHECK(written.names().size() == weights.size());
-    for (const auto& [name, value] : weights) {
-      CAPTURE(name);
-      const TensorView& view = written.at(name);
-      CHECK(at::IntArrayRef(view.shape) == value.sizes());
-      const at::Tensor got = at::empty_like(value, at::MemoryFormat::Contiguous);
-      view.read(0, {static_cast<std::byte*>(got.mutable_data_ptr()), static_cast<size_t>(got.nbytes())});
-      CHECK(at::equal(got, value));
-    }
-    const HfConfig again = read_hf_config(out);
-    CHECK((again.args == fixture.config.args));
-    CHECK(again.architecture == fixture.config.architecture);
+    write(folder / "model.safetensors", safetensors(initial_weights(fixture)));
+    expect_equals_transformers(fixture, folder.path(), {init_device_mesh({{"tp", 2}}), 1, {}, cut});
+    expect_equals_transformers(fixture, folder.path(), {init_device_mesh({{"ep", 2}, {"tp", 2}}), 1, {}, cut});
   }
+}
+
+void expect_written_as_read(const Fixture& fixture, const Run& run) {
+  CAPTURE(to_string(run.mesh));
+  const auto weights = initial_weights(fixture);
+  const testing::TemporaryFolder folder;
+  write(folder / "model.safetensors", safetensors(weights));
+  const auto program = program_of(fixture, run, false);
+  const auto checkpoint = SafetensorsCheckpoint::open(folder.path());
+  const std::string out = folder / "out";
+  testing::run_ranks(static_cast<int>(run.mesh.world_size()), [&](comm::CommWorld& world) {
+    Step step(program, &world);
+    load_hf_weights(step, checkpoint, fixture.config);
+    export_hf_folder(step, &world, fixture.config, out, {.max_file_bytes = 20000});
+  });
+  const auto written = SafetensorsCheckpoint::open(out);
+  CHECK(written.names().size() == weights.size());
+  for (const auto& [name, value] : weights) {
+    CAPTURE(name);
+    const TensorView& view = written.at(name);
+    CHECK(at::IntArrayRef(view.shape) == value.sizes());
+    const at::Tensor got = at::empty_like(value, at::MemoryFormat::Contiguous);
+    view.read(0, {static_cast<std::byte*>(got.mutable_data_ptr()), static_cast<size_t>(got.nbytes())});
+    CHECK(at::equal(got, value));
+  }
+  const HfConfig again = read_hf_config(out);
+  CHECK((again.args == fixture.config.args));
+  CHECK(again.architecture == fixture.config.architecture);
 }
 
 TEST_CASE("mixtures of experts are written as they were read, an expert a tensor, by several ranks in several files") {
   for (const char* name : kFixtures) {
     CAPTURE(name);
-    expect_written_as_read(testing::read_fixture(name));
+    const Fixture fixture = testing::read_fixture(name);
+    for (const ParameterLayout layout : {ParameterLayout::Flat, ParameterLayout::Dim0})
+      expect_written_as_read(fixture, {init_device_mesh({{"dp_shard", 3}}), 1, {.layout = layout}});
   }
+}
+
+TEST_CASE("DeepSeek-V2 is written as it was read over ep and over tp") {
+  const TensorParallel cut = tensor_parallel(kRules);
+  for (const char* name : {"deepseek_v2", "deepseek_v2_lite"}) {
+    CAPTURE(name);
+    const Fixture fixture = testing::read_fixture(name);
+    expect_written_as_read(fixture, {init_device_mesh({{"ep", 2}})});
+    expect_written_as_read(fixture, {init_device_mesh({{"tp", 2}}), 1, {}, cut});
+    expect_written_as_read(fixture, {init_device_mesh({{"dp_shard", 2}, {"ep", 2}, {"tp", 2}}), 1, {}, cut});
+  }
+}
+
+TEST_CASE("biases of experts that a DeepSeek-V2's folder has not are refused by name") {
+  const Fixture fixture = testing::read_fixture("deepseek_v2_lite");
+  const testing::TemporaryFolder folder;
+  write(folder / "model.safetensors", safetensors(initial_weights(fixture)));
+  Fixture biased = fixture;
+  biased.config.args["expert_bias"] = true;
+  Step step(program_of(biased, {init_device_mesh({{"dp_shard", 1}})}, false), nullptr);
+  CHECK_THROWS_WITH_AS(load_hf_weights(step, SafetensorsCheckpoint::open(folder.path()), fixture.config),
+                       doctest::Contains("a DeepseekV2ForCausalLM by its config.json has no layers.1.moe.expert_bias"),
+                       UserError);
 }
 
 TEST_CASE("float8 and exponents of two are what LibTorch reads in their 256 patterns of bits") {
@@ -314,10 +355,6 @@ Float8Folder in_float8(const std::map<std::string, at::Tensor>& weights, at::Sca
   }
   return out;
 }
-
-const std::vector<TensorParallelRule> kRules = {
-    {"*.wq|wq_b|wkv_b", Shard(0)}, {"*.wo", Shard(1)}, {"*.experts.w1|w3", Shard(1)},      {"*.experts.w2", Shard(2)},
-    {"*.w1|w3", Shard(0)},         {"*.w2", Shard(1)}, {"tok_embeddings|output", Shard(0)}};
 
 TEST_CASE("DeepSeek-V3 in float8 with a scale a block fills any mesh with the numbers that LibTorch makes of it") {
   Fixture fixture = testing::read_fixture("deepseek_v3");

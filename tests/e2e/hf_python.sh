@@ -38,11 +38,17 @@ mv "$dir/run/llama-bf16/checkpoint/hf-step-1" "$dir/out/llama-bf16"
 # Mixtures of experts, from their folders, and from folders in float8 with a scale a block, which become the numbers they stand for.
 "$python" tests/fixtures/make_mixtures.py --checkpoints "$dir/in"
 mkdir -p "$dir/mixtures/float32" "$dir/mixtures/float8"
-for case in deepseek_v3 deepseek_v3_plain qwen3_moe qwen3_moe_every_other mixtral; do
+for case in deepseek_v3 deepseek_v3_plain deepseek_v2 deepseek_v2_lite qwen3_moe qwen3_moe_every_other mixtral; do
   train "$case" 2 "$case" --checkpoint.last_save_in_hf
   mv "$dir/run/$case/checkpoint/hf-step-1" "$dir/mixtures/float32/$case"
 done
-for case in float8-deepseek_v3 float8-qwen3_moe float8-mixtral; do
+for case in deepseek_v2 deepseek_v2_lite; do
+  for axis in expert tensor; do
+    train "$case" 2 "$case-$axis" --checkpoint.last_save_in_hf "--parallelism.${axis}_parallel_degree" 2
+    mv "$dir/run/$case-$axis/checkpoint/hf-step-1" "$dir/mixtures/float32/$case-$axis"
+  done
+done
+for case in float8-deepseek_v3 float8-deepseek_v2 float8-qwen3_moe float8-mixtral; do
   train "$case" 2 "$case" --checkpoint.last_save_in_hf --parallelism.expert_parallel_degree 2
   mv "$dir/run/$case/checkpoint/hf-step-1" "$dir/mixtures/float8/$case"
 done

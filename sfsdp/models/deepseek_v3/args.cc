@@ -163,7 +163,7 @@ MixtureArgs DeepSeekV3Args::mixture() const {
           .num_shared_experts = num_shared_experts,
           .top_k = top_k,
           .score_func = score_func,
-          .choice = Choice::WithBias,
+          .choice = expert_bias ? Choice::WithBias : Choice::ByScore,
           .route_norm = route_norm,
           .route_scale = route_scale,
           .n_expert_groups = n_expert_groups,

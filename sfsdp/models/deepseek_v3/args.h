@@ -57,6 +57,7 @@ struct DeepSeekV3Args {
   int64_t n_expert_groups = 1;
   int64_t n_limited_groups = 1;   // of which a token's experts come
   int64_t scores_of_group = 2;    // a group counts as the sum of as many best scores: V3 takes 2, V2 1
+  bool expert_bias = true;        // each expert has a bias that is added to its score for the choice alone; V2 has none
   double load_balance_coeff = 0;  // by which expert_bias moves in a step; 0: it stays as it is
 
   int64_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }

@@ -125,7 +125,8 @@ Expected one_by_one(Mixture& mixture, const DeepSeekV3Args& args, const at::Tens
     return mixture->named_parameters()[name].detach().to(at::kDouble);
   };
   const at::Tensor w1 = weight("experts.w1"), w2 = weight("experts.w2"), w3 = weight("experts.w3");
-  const std::vector<double> bias = values(mixture->named_buffers()["expert_bias"]);
+  std::vector<double> bias(static_cast<size_t>(args.num_experts));
+  if (args.expert_bias) bias = values(mixture->named_buffers()["expert_bias"]);
   Expected expected{at::zeros_like(x_TD, at::kDouble), std::vector<int64_t>(bias.size())};
   for (int64_t t = 0; t < x_TD.size(0); ++t) {
     const at::Tensor x = x_TD[t].to(at::kDouble);
@@ -154,12 +155,13 @@ TEST_CASE("a mixture equals its tokens one by one in float64: scores, groups, no
     bool norm;
     double scale;
     int64_t shared;
+    bool biased = true;
   };
-  const Choice choices[] = {{RouterScore::Softmax, 1, 1, 2, false, 1, 2},
-                            {RouterScore::Sigmoid, 1, 1, 2, true, 2.5, 1},
-                            {RouterScore::Sigmoid, 4, 2, 2, true, 2.5, 1},
-                            {RouterScore::Softmax, 4, 3, 1, false, 16, 2},
-                            {RouterScore::Sigmoid, 3, 1, 3, true, 0.5, 0}};
+  const Choice choices[] = {
+      {RouterScore::Softmax, 1, 1, 2, false, 1, 2},       {RouterScore::Sigmoid, 1, 1, 2, true, 2.5, 1},
+      {RouterScore::Sigmoid, 4, 2, 2, true, 2.5, 1},      {RouterScore::Softmax, 4, 3, 1, false, 16, 2},
+      {RouterScore::Sigmoid, 3, 1, 3, true, 0.5, 0},      {RouterScore::Softmax, 4, 2, 1, false, 16, 2, false},
+      {RouterScore::Softmax, 1, 1, 1, false, 1, 2, false}};
   for (const Choice& choice : choices) {
     DeepSeekV3Args args = tiny();
     args.score_func = choice.score;
@@ -169,17 +171,20 @@ TEST_CASE("a mixture equals its tokens one by one in float64: scores, groups, no
     args.route_norm = choice.norm;
     args.route_scale = choice.scale;
     args.num_shared_experts = choice.shared;
+    args.expert_bias = choice.biased;
+    if (!choice.biased) args.load_balance_coeff = 0;
     CAPTURE(choice.groups);
     CAPTURE(choice.scale);
     at::manual_seed(7);
     Mixture mixture(args.mixture(), 0.3);
-    set_bias(mixture, 0.2);
+    if (choice.biased) set_bias(mixture, 0.2);
     const at::Tensor x_BSD = at::randn({2, 9, args.dim});
     const at::Tensor got = mixture(x_BSD).detach().to(at::kDouble).flatten(0, 1);
     const Expected expected = one_by_one(mixture, args, x_BSD.flatten(0, 1));
     CHECK((got - expected.out).abs().max().item<double>() <= 2e-6 * expected.out.abs().max().item<double>());
-    const at::Tensor counts = mixture->named_buffers()["tokens_per_expert"];
-    CHECK(at::equal(counts, at::tensor(expected.tokens_per_expert)));
+    CHECK(mixture->named_buffers().size() == (choice.biased ? 2 : 0));
+    if (choice.biased)
+      CHECK(at::equal(mixture->named_buffers()["tokens_per_expert"], at::tensor(expected.tokens_per_expert)));
     CHECK(std::ranges::count(expected.tokens_per_expert, 0) < 12);
   }
 }
@@ -244,6 +249,8 @@ TEST_CASE("DeepSeek-V3 refuses sizes that do not fit together, by name") {
         "DeepSeekV3Args::v_head_dim = 193\n  expected at most qk_nope_head_dim + qk_rope_head_dim = 192");
   CHECK(refused("qk_rope_head_dim", int64_t{7}).starts_with("DeepSeekV3Args::qk_rope_head_dim = 7\n"));
   CHECK(refused("n_dense_layers", int64_t{7}) == "DeepSeekV3Args::n_dense_layers = 7\n  expected at most n_layers = 6");
+  CHECK(refused("expert_bias", false) ==
+        "DeepSeekV3Args::load_balance_coeff = 0.001\n  expected 0 where experts have no biases, which it would move");
   CHECK(refused("rope_factor", 0.5) == "Yarn::factor = 0.5\n  expected at least 1");
   CHECK(refused("score_func", std::string("softmx")).starts_with("ModelSpec::args.score_func = softmx\n"));
   CHECK(refused("score_func", true) == "ModelSpec::args.score_func = true\n  expected a text");

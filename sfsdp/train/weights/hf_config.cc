@@ -125,7 +125,7 @@ const std::vector<Family>& llama_families() {
 }
 
 constexpr std::string_view kGpt2 = "GPT2LMHeadModel";
-constexpr std::string_view kDeepSeekV3 = "DeepseekV3ForCausalLM";
+constexpr std::string_view kDeepSeekV3 = "DeepseekV3ForCausalLM", kDeepSeekV2 = "DeepseekV2ForCausalLM";
 constexpr int64_t kDefaultWindow = 4096;  // of all three classes that have one
 
 // Whether a layer attends over a window. Qwen's two rules for it: a list of the layers' types, or the first layer of those.
@@ -257,7 +257,7 @@ std::string read_dtype(const Section& top) {
 }
 
 std::string read_architecture(const Section& top) {
-  std::vector<std::string> known = {std::string(kGpt2), std::string(kDeepSeekV3)};
+  std::vector<std::string> known = {std::string(kGpt2), std::string(kDeepSeekV3), std::string(kDeepSeekV2)};
   for (const Family& family : llama_families()) known.emplace_back(family.architecture);
   const std::string expected = concat("a list of one of ", join(known, ", "), "; no other is supported");
   const JsonValue* list = top.find("architectures");
@@ -273,8 +273,9 @@ std::string read_architecture(const Section& top) {
 
 // Keys that change no number of a forward and backward pass: ids, limits and defaults of generation, how a model was
 // initialised, where a file came from. GPT-2's head for summaries is not part of a GPT2LMHeadModel.
-constexpr std::array<std::string_view, 45> kHarmless = {"_attn_implementation",
+constexpr std::array<std::string_view, 46> kHarmless = {"_attn_implementation",
                                                         "_name_or_path",
+                                                        "auto_map",
                                                         "aux_loss_alpha",
                                                         "bad_words_ids",
                                                         "bos_token_id",
@@ -364,6 +365,7 @@ HfConfig hf_config_of(const JsonValue& document, const std::string& file) {
   config.dtype = read_dtype(top);
   if (config.architecture == kGpt2) read_gpt2(top, config);
   if (config.architecture == kDeepSeekV3) read_deepseek_v3(top, config);
+  if (config.architecture == kDeepSeekV2) read_deepseek_v2(top, config);
   for (const Family& family : llama_families())
     if (family.architecture == config.architecture) read_llama(top, family, config);
   if (const auto names = keys_not_known(top); !names.empty())

@@ -22,7 +22,7 @@ namespace sfsdp::train {
 //   bool tied, qkv_bias, qk_norm, rope_scaling, and if that is true double rope_scaling_factor rope_low_freq_factor
 //   rope_high_freq_factor, int64_t rope_original_max_position;
 //   int64_t num_experts, and above 0 int64_t top_k moe_inter_dim n_dense_layers moe_layer_step, bool route_norm
-// For "deepseek_v3" (DeepseekV3ForCausalLM): all of models::DeepSeekV3Args, those of YaRN if yarn is true.
+// For "deepseek_v3" (DeepseekV3ForCausalLM and DeepseekV2ForCausalLM): all of models::DeepSeekV3Args, those of YaRN if yarn is true.
 // For "gpt" (GPT2LMHeadModel):
 //   int64_t dim n_layers n_heads vocab_size max_positions; double norm_eps; bool tied, bias (always), rope (never)
 // What of a matrix has one scale, where weights are stored in float8.

@@ -91,14 +91,20 @@ void write_rope(const HfConfig& config, Document& out) {
 
 // What a class of transformers calls itself in model_type.
 const std::map<std::string, std::string>& model_types() {
-  static const std::map<std::string, std::string> kTypes = {
-      {"LlamaForCausalLM", "llama"},        {"MistralForCausalLM", "mistral"}, {"Qwen2ForCausalLM", "qwen2"},
-      {"Qwen3ForCausalLM", "qwen3"},        {"GPT2LMHeadModel", "gpt2"},       {"DeepseekV3ForCausalLM", "deepseek_v3"},
-      {"Qwen3MoeForCausalLM", "qwen3_moe"}, {"MixtralForCausalLM", "mixtral"}};
+  static const std::map<std::string, std::string> kTypes = {{"LlamaForCausalLM", "llama"},
+                                                            {"MistralForCausalLM", "mistral"},
+                                                            {"Qwen2ForCausalLM", "qwen2"},
+                                                            {"Qwen3ForCausalLM", "qwen3"},
+                                                            {"GPT2LMHeadModel", "gpt2"},
+                                                            {"DeepseekV3ForCausalLM", "deepseek_v3"},
+                                                            {"DeepseekV2ForCausalLM", "deepseek_v2"},
+                                                            {"Qwen3MoeForCausalLM", "qwen3_moe"},
+                                                            {"MixtralForCausalLM", "mixtral"}};
   return kTypes;
 }
 
 constexpr std::string_view kQwen3Moe = "Qwen3MoeForCausalLM", kMixtral = "MixtralForCausalLM";
+constexpr std::string_view kDeepSeekV3 = "DeepseekV3ForCausalLM", kDeepSeekV2 = "DeepseekV2ForCausalLM";
 
 void write_llama_mixture(const HfConfig& config, Document& out) {
   const bool mixtral = config.architecture == kMixtral;
@@ -169,7 +175,7 @@ void write_yarn(const HfConfig& config, Document& out) {
   out.set("rope_scaling", text + "}");
 }
 
-void write_deepseek_v3(const HfConfig& config, int64_t max_positions, Document& out) {
+void write_deepseek(const HfConfig& config, int64_t max_positions, Document& out) {
   const std::pair<const char*, const char*> sizes[] = {{"dim", "hidden_size"},
                                                        {"inter_dim", "intermediate_size"},
                                                        {"moe_inter_dim", "moe_intermediate_size"},
@@ -193,31 +199,41 @@ void write_deepseek_v3(const HfConfig& config, int64_t max_positions, Document& 
   out.set("rms_norm_eps", config.number("norm_eps"));
   out.set("routed_scaling_factor", config.number("route_scale"));
   out.set_flag("norm_topk_prob", config.flag("route_norm"));
-  out.set("num_nextn_predict_layers", int64_t{0});
+  const bool v3 = config.architecture == kDeepSeekV3, groups = config.integer("n_expert_groups") > 1;
+  if (v3) out.set("num_nextn_predict_layers", int64_t{0});
   out.set_text("hidden_act", "silu");
-  out.set_text("scoring_func", "sigmoid");
-  out.set_text("topk_method", "noaux_tc");
+  out.set_text("scoring_func", v3 ? "sigmoid" : "softmax");
+  out.set_text("topk_method", v3 ? "noaux_tc" : groups ? "group_limited_greedy" : "greedy");
+  if (!v3) out.set_flag("mlp_bias", false);
   out.set_flag("tie_word_embeddings", false);
   out.set_flag("attention_bias", false);
   out.set_if_absent("max_position_embeddings", max_positions);
   write_yarn(config, out);
 }
 
-// What transformers' class computes, whatever its config.json says.
-void expect_deepseek_v3(const HfConfig& config) {
-  const auto refuse = [](const std::string& what, const std::string& expected) {
-    throw UserError(concat("model.args.", what, ", which no DeepSeek-V3 of transformers has\n  expected ", expected,
+// Scores say which of the two it is; what transformers' class computes, whatever its config.json says, must be as it is here.
+std::string deepseek_architecture(const HfConfig& config) {
+  const bool v3 = std::get<std::string>(config.args.at("score_func")) == "sigmoid";
+  const auto refuse = [&](const std::string& what, const std::string& expected) {
+    throw UserError(concat("model.args.", what,
+                           v3 ? ", which no DeepSeek-V3 of transformers has"
+                              : " with softmax scores, which no DeepSeek-V2 of transformers has",
+                           "\n  expected ", expected,
                            " for a Hugging Face folder; without checkpoint.last_save_in_hf the model trains as it is"));
   };
-  const std::string score = std::get<std::string>(config.args.at("score_func"));
-  if (score != "sigmoid") refuse("score_func = " + score, "sigmoid");
-  if (const int64_t scores = config.integer("scores_of_group"); scores != 2 && config.integer("n_expert_groups") > 1)
-    refuse(concat("scores_of_group = ", scores), "2");
+  if (config.flag("expert_bias") != v3)
+    refuse(v3 ? "expert_bias = false" : "expert_bias = true", v3 ? "true" : "false");
+  if (!v3 && config.flag("route_norm")) refuse("route_norm = true", "false");
+  if (!v3 && config.integer("num_shared_experts") == 0) refuse("num_shared_experts = 0", "at least 1");
+  const int64_t scores = config.integer("scores_of_group"), theirs = v3 ? 2 : 1;
+  if (scores != theirs && config.integer("n_expert_groups") > 1)
+    refuse(concat("scores_of_group = ", scores), concat(theirs));
   constexpr double kLatentEps = 1e-6;
   if (const double eps = config.number("latent_norm_eps"); eps != kLatentEps)
     refuse(concat("latent_norm_eps = ", eps), concat(kLatentEps));
   if (const double eps = config.number("final_norm_eps"); eps != config.number("norm_eps"))
     refuse(concat("final_norm_eps = ", eps), concat("norm_eps, ", config.number("norm_eps")));
+  return std::string(v3 ? kDeepSeekV3 : kDeepSeekV2);
 }
 
 std::string_view name_of(ir::DType dtype) {
@@ -282,8 +298,7 @@ HfConfig hf_config_of_model(const std::string& model, const std::map<std::string
     return config;
   }
   if (model == "deepseek_v3") {
-    expect_deepseek_v3(config);
-    config.architecture = "DeepseekV3ForCausalLM";
+    config.architecture = deepseek_architecture(config);
     return config;
   }
   SFSDP_CHECK(model == "llama3", "model ", model);
@@ -323,12 +338,13 @@ std::string hf_config_json(const HfConfig& config, ir::DType dtype, int64_t max_
   out.set("architectures", "[" + json_quoted(config.architecture) + "]");
   out.set_text("model_type", model_types().at(config.architecture));
   out.remove("dtype");
+  out.remove("auto_map");             // classes in Python files of the folder, which are not written
   out.remove("quantization_config");  // what is written are the numbers themselves
   out.set_text("torch_dtype", name_of(dtype));
   if (config.model == "gpt")
     write_gpt(config, out);
   else if (config.model == "deepseek_v3")
-    write_deepseek_v3(config, max_positions, out);
+    write_deepseek(config, max_positions, out);
   else
     write_llama(config, max_positions, out);
   return out.text();

@@ -18,7 +18,7 @@ namespace sfsdp::train {
 //   model, args: as models::LanguageModel has them
 //   from:        the config that the model came from, whose architecture and window it has unless its arguments say
 //                otherwise; null: none
-//   throws:      UserError for a model that no architecture describes: qkv_bias together with qk_norm, softmax scores of experts
+//   throws:      UserError for a model that no architecture describes: qkv_bias together with qk_norm, biases of experts with softmax scores
 HfConfig hf_config_of_model(const std::string& model, const std::map<std::string, HfConfig::Value>& args,
                             const std::vector<HfSource>& parameters, const HfConfig* from = nullptr);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Parts of config.json that are read into arguments in files of their own: DeepSeek-V3, mixtures of Llama's family, float8.
+// Parts of config.json that are read into arguments in files of their own: DeepSeek-V3 and V2, mixtures of Llama's family, float8.
 #pragma once
 
 #include "sfsdp/train/weights/hf_config.h"
@@ -7,8 +7,9 @@
 
 namespace sfsdp::train {
 
-// All of DeepSeek-V3's arguments.
+// All arguments of "deepseek_v3", as V3 and as V2 have them.
 void read_deepseek_v3(const Section& top, HfConfig& config);
+void read_deepseek_v2(const Section& top, HfConfig& config);
 
 // Which of transformers' classes the experts are of, or that there are none.
 enum class Experts : uint8_t { None, Qwen3, Mixtral };

@@ -52,7 +52,16 @@ constexpr std::array<LlamaMixtureRow, 4> kLlamaMixture = {{
 }};
 
 // Which models and layers have a parameter.
-enum class Place : uint8_t { Everywhere, LatentQueries, WholeQueries, DenseLayers, Mixtures, SharedExperts, Experts };
+enum class Place : uint8_t {
+  Everywhere,
+  LatentQueries,
+  WholeQueries,
+  DenseLayers,
+  Mixtures,
+  Biases,
+  SharedExperts,
+  Experts
+};
 
 struct DeepSeekRow {
   std::string_view ours;
@@ -76,7 +85,7 @@ constexpr std::array<DeepSeekRow, 21> kDeepSeekLayer = {{
     {"feed_forward.w2.weight", "mlp.down_proj.weight", Place::DenseLayers},
     {"feed_forward.w3.weight", "mlp.up_proj.weight", Place::DenseLayers},
     {"moe.router.gate.weight", "mlp.gate.weight", Place::Mixtures},
-    {"moe.expert_bias", "mlp.gate.e_score_correction_bias", Place::Mixtures},
+    {"moe.expert_bias", "mlp.gate.e_score_correction_bias", Place::Biases},
     {"moe.shared_experts.w1.weight", "mlp.shared_experts.gate_proj.weight", Place::SharedExperts},
     {"moe.shared_experts.w2.weight", "mlp.shared_experts.down_proj.weight", Place::SharedExperts},
     {"moe.shared_experts.w3.weight", "mlp.shared_experts.up_proj.weight", Place::SharedExperts},
@@ -168,6 +177,7 @@ bool has(Place place, int64_t layer, const HfConfig& config) {
     case Place::LatentQueries: return config.integer("q_lora_rank") > 0;
     case Place::WholeQueries: return config.integer("q_lora_rank") == 0;
     case Place::DenseLayers: return dense;
+    case Place::Biases: return !dense && config.flag("expert_bias");
     case Place::SharedExperts: return !dense && config.integer("num_shared_experts") > 0;
     case Place::Mixtures:
     case Place::Experts: return !dense;

@@ -77,7 +77,7 @@ std::vector<HfSource> deepseek_layer(const HfConfig& c, int64_t layer) {
   const int64_t shared = c.integer("num_shared_experts");
   if (shared > 0) add_feed_forward("moe.shared_experts", ir::saturating_product(shared, hidden));
   all.push_back({"moe.router.gate.weight", {experts, dim}});
-  all.push_back({"moe.expert_bias", {experts}});
+  if (c.flag("expert_bias")) all.push_back({"moe.expert_bias", {experts}});
   for (const char* name : {"w1", "w3"}) all.push_back({concat("moe.experts.", name), {experts, hidden, dim}});
   all.push_back({"moe.experts.w2", {experts, dim, hidden}});
   return all;

@@ -15,10 +15,10 @@ namespace {
 
 constexpr const char* kOutput = "lm_head.weight";
 
-// A tensor of a module that predicts further tokens: transformers leaves these out as well.
+// A tensor of a module that predicts further tokens, as V3 has them: transformers leaves these out as well.
 bool is_after_last_layer(const std::string& name, const HfConfig& config) {
   constexpr std::string_view kLayers = "model.layers.";
-  if (config.model != "deepseek_v3" || !name.starts_with(kLayers)) return false;
+  if (config.architecture != "DeepseekV3ForCausalLM" || !name.starts_with(kLayers)) return false;
   const size_t end = name.find('.', kLayers.size());
   const auto layer = parse_int(std::string_view(name).substr(kLayers.size(), end - kLayers.size()));
   return end != std::string::npos && layer && *layer >= config.integer("n_layers");

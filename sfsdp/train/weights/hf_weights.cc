@@ -140,7 +140,10 @@ void load_hf_weights(Step& step, const SafetensorsCheckpoint& checkpoint, const 
   for (const StoredTensor& t : step.program().tensors()) {
     if (!is_saved(step.program(), t) || is_adapter(t.name)) continue;
     const auto place = hf_tensor_of(config.model, t.name, config);
-    SFSDP_CHECK(place, "parameter ", t.name, " of model ", config.model, " has no place in its checkpoints");
+    if (!place)
+      throw UserError(
+          concat(checkpoint.dir(), ": a ", config.architecture, " by its config.json has no ", t.name,
+                 "\n  expected the tensors of that model; leave out what adds others, a key of model.args"));
     const plan::Box box = step.box_of(t.name);
     const std::span<std::byte> mine = bytes_of(state.at(t.name));
     if (place->slices == 0) {
