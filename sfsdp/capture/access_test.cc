@@ -324,6 +324,28 @@ TEST_CASE("access maps of own ops hold for what they stand for, and admit no mor
       CHECK_MESSAGE(proof.rows().contains(row.name), std::string(row.name), " was not called");
 }
 
+// 6 rows in blocks, each of which 2 or 3 ranks have a part of.
+TEST_CASE(
+    "ranges of a dimension that is cut in blocks: a rank's parts are those of the ranges, where these are whole "
+    "blocks") {
+  constexpr const char* kRanges[] = {
+      "%o1, %o2, %o3 = aten.split.Tensor %r dim=0 split_size=2 : f32[2, 1], f32[2, 1], f32[2, 1]",
+      "%o1, %o2 = aten.split_with_sizes %r dim=0 split_sizes=[2, 4] : f32[2, 1], f32[4, 1]",
+      "%o1 = aten.slice.Tensor %r dim=0 end=6 start=2 : f32[4, 1]",
+      "%o1 = narrow %r dim=0 length=4 start=2 : f32[4, 1]",
+      "%o1 = aten.cat [%r, %r] dim=0 : f32[12, 1]",
+      "%o1 = aten.slice_backward %r dim=0 end=9223372036854775807 input_sizes=[18, 1] start=12 step=1 : f32[18, 1]",
+  };
+  const Proof proof = prove_texts(kRanges);
+  for (const std::string& wrong : proof.wrong()) FAIL_CHECK(wrong);
+  for (const std::string& wrong : proof.cuts().wrong()) FAIL_CHECK(wrong);
+  // In each of 20 rounds 3 blocks over 2 ranks; of what is joined also 1 block over 2 and 3 ranks, and 2 over 3.
+  for (const char* taken : {"aten.split.Tensor", "aten.split_with_sizes", "aten.slice.Tensor", "narrow"})
+    CHECK_MESSAGE(proof.cuts().cuts().at(taken) == 20, taken);
+  CHECK(proof.cuts().cuts().at("aten.cat") == 2 * 4 * 20);
+  CHECK(proof.cuts().cuts().at("aten.slice_backward") == 4 * 20);
+}
+
 // What is wrong with a map of one op: what it does not admit, and what it admits in vain.
 std::string wrong_of(const char* map_text, const char* op) {
   const ir::AccessMap map = ir::parse_access_map(map_text);

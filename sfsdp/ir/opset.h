@@ -29,6 +29,8 @@ enum OpFlags : uint32_t {
   kMoves = 512,     // computes nothing: the result has the operands' elements, elsewhere or in another dtype, and zeros
   kDraws = 1024,    // draws random numbers: the host's seed, step and micro-batch say which
   kByCoordinate = 2048,  // with axis=, what it does depends on the rank's coordinate there
+  kTakesRanges = 4096,   // each result is a range of the dimension dim= of the operand (ranges.h)
+  kJoinsRanges = 8192,   // the result has the operands side by side in the dimension dim=
 };
 
 // Free moves no data; pointwise ops and reductions are what a compiler joins; Alone: kernels that it joins with nothing

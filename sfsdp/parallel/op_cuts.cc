@@ -8,6 +8,7 @@
 
 #include "sfsdp/ir/access.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/ranges.h"
 
 namespace sfsdp::parallel {
 namespace {
@@ -119,6 +120,7 @@ class Ways {
         if (auto way = by_cut(cut)) ways.push_back(std::move(*way));
     if (!(map_ && map_->by_place) && !ir::draws(op_) && reads_all())
       if (auto way = of_rows()) ways.push_back(std::move(*way));
+    if (auto way = of_blocks()) ways.push_back(std::move(*way));
     if (auto way = of_summands()) ways.push_back(std::move(*way));
     ways.push_back(whole());
     return ways;
@@ -218,6 +220,35 @@ class Ways {
       way.results[index] = *placement;
     }
     return true;
+  }
+
+  // Where ranges of a dimension are taken out, or put side by side, that is cut in blocks, and each range is some whole blocks: a rank
+  // has its part of each block before and after.
+  std::optional<OpCut> of_blocks() const {
+    const auto is_cut = [](const Placement& placement) { return placement.kind == Placement::Kind::Shard; };
+    if (std::ranges::none_of(operands_, is_cut)) return std::nullopt;
+    const auto ranges = ir::ranges_of(op_);
+    if (!ranges) return std::nullopt;
+    const auto size_of = [&](const ir::Value& value) { return value.type().dims[ranges->dim].size; };
+    const auto dim = static_cast<int64_t>(ranges->dim);
+    int64_t block = 0;
+    for (size_t k = 0; k < operands_.size() && block == 0; ++k)
+      if (is_cut(operands_[k]) && operands_[k].dim == dim) block = size_of(*op_.operands[k]) / operands_[k].blocks;
+    if (block == 0 || block % ranks_ != 0) return std::nullopt;
+    const auto placed = [&](const ir::Value& value) { return Placement::shard(dim, size_of(value) / block); };
+    const auto is_of_blocks = [&](int64_t size) { return size > 0 && size % block == 0; };
+    OpCut way = whole();
+    for (const Chunk& part : ranges->parts)
+      if (part.offset % block != 0 || !is_of_blocks(part.length)) return std::nullopt;
+    for (size_t k = 0; k < op_.operands.size(); ++k) {
+      if (!is_of_blocks(size_of(*op_.operands[k]))) return std::nullopt;
+      way.operands[k] = placed(*op_.operands[k]);
+    }
+    for (size_t r = 0; r < op_.results().size(); ++r) {
+      if (!is_of_blocks(size_of(*op_.results()[r]))) return std::nullopt;
+      way.results[r] = placed(*op_.results()[r]);
+    }
+    return way;
   }
 
   // The op is linear in operands that are all added up over the factor.

@@ -132,7 +132,7 @@ void CutProof::prove_wide(const ir::Op& op, const Tensors& operands, const Tenso
     for (size_t k = 0; k < operands.size(); ++k) {
       if (!operands[k].defined()) continue;
       for (int64_t d = 0; d < operands[k].dim(); ++d) {
-        for (const int64_t blocks : {1, 2}) {
+        for (const int64_t blocks : {1, 2, 3}) {
           if (operands[k].size(d) == 0 || operands[k].size(d) % (ranks * blocks) != 0) continue;
           std::vector<Placement> placements(operands.size());
           placements[k] = Placement::shard(d, blocks);

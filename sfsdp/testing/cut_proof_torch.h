@@ -23,7 +23,7 @@ class CutProof {
  public:
   using Run = std::function<std::vector<at::Tensor>(const ir::Op& op, const std::vector<at::Tensor>& operands)>;
 
-  // Every dimension of every operand over 2 and 3 ranks, as one range and in two blocks, and every group of operands that the row calls linear; in double
+  // Every dimension of every operand over 2 and 3 ranks, as one range and in 2 and 3 blocks, and every group of operands that the row calls linear; in double
   // precision, for which an op has to have a kernel.
   void prove(const ir::Op& op, const std::vector<at::Tensor>& operands, const Run& run);
 

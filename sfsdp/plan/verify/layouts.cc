@@ -17,6 +17,7 @@
 #include "sfsdp/plan/verify/own_rows_layouts.h"
 #include "sfsdp/plan/verify/padding.h"
 #include "sfsdp/plan/verify/part_layouts.h"
+#include "sfsdp/plan/verify/range_layouts.h"
 #include "sfsdp/plan/verify/ring_layouts.h"
 #include "sfsdp/plan/verify/row_layouts.h"
 #include "sfsdp/plan/verify/sequence_layouts.h"
@@ -435,7 +436,11 @@ class LayoutChecker {
     for (const auto& result : op.results()) named.push_back(named_by(*result));
     return named;
   }
-  std::string by_row(const Op& op) { return set(op, row_layouts(op, layouts_of(op), named_by(op))); }
+  std::string by_row(const Op& op) {
+    const std::vector<Layout> operands = layouts_of(op);
+    const auto made = range_layouts(op, operands);
+    return set(op, made ? *made : row_layouts(op, operands, named_by(op)));
+  }
 
   std::string set(const Op& op, const RowLayouts& made) {
     if (made.wrong.empty()) return set(op, made.results);

@@ -57,11 +57,14 @@ Arrays slice(const KernelContext& c) {
   return {part_of(c.in(), c.op.result()->type(), dim, start_of(c.op, c.in().shape[dim]), step_of(c.op))};
 }
 
+// In parts of one size, of which the last one may be less, or of given sizes: each begins where the one before it ends.
 Arrays split(const KernelContext& c) {
   Arrays parts;
+  const size_t dim = dim_of(c.op, c.in().shape.size());
+  size_t start = 0;
   for (const auto& result : c.op.results()) {
-    const size_t start = parts.size() * static_cast<size_t>(c.op.attr<int64_t>("split_size"));
-    parts.push_back(part_of(c.in(), result->type(), dim_of(c.op, c.in().shape.size()), start, 1));
+    parts.push_back(part_of(c.in(), result->type(), dim, start, 1));
+    start += static_cast<size_t>(result->type().dims[dim].size);
   }
   return parts;
 }
@@ -267,6 +270,7 @@ constexpr std::array kKernels = {
     Row{"aten.slice.Tensor", &slice},
     Row{"aten.slice_backward", &slice_backward},
     Row{"aten.split.Tensor", &split},
+    Row{"aten.split_with_sizes", &split},
     Row{"add_parts", &add_parts},
     Row{"as_summand", &as_summand},
     Row{"further_rounds", &further_rounds},
