@@ -111,7 +111,7 @@ class RowsRewriter {
 
   void chunk(int64_t start, int64_t rows) {
     made_.clear();
-    made_[m_.product->operands[0]] = range_of(hidden_, start, rows);
+    made_[m_.product->operands[0]] = made_[m_.grad_weight->operands[1]] = range_of(hidden_, start, rows);
     made_[m_.product->operands[1]] = m_.grad_hidden->operands[1];
     made_[m_.loss->operands[1]] = range_of(m_.loss->operands[1], start, rows);
     made_[m_.loss->result(1)] = total_;

@@ -39,6 +39,12 @@ const Value* stored(const Value* value) {
   return value;
 }
 
+// What a view has the elements of, in the same order.
+const Value* viewed(const Value* value) {
+  while (ir::has_flag(*value->producer(), ir::kReshape)) value = value->producer()->operands[0];
+  return value;
+}
+
 class RowsFinder {
  public:
   RowsFinder(const ir::Index& index, Op* loss) : index_(index) { found_.loss = loss; }
@@ -126,7 +132,8 @@ class RowsFinder {
   // Both gradients are of the product: of its rows and of its weight, which backward may have gathered again.
   bool is_one_product() {
     const Op &product = *found_.product, &dx = *found_.grad_hidden, &dw = *found_.grad_weight;
-    if (dw.operands[1] != product.operands[0])
+    const Value *rows = dw.operands[1], *hidden = product.operands[0];
+    if (viewed(rows) != viewed(hidden) || rows->type().dims.back() != hidden->type().dims.back())
       return refuse(concat(ir::opcode_at(dw), " reads other rows than ", ir::opcode_at(product)));
     if (stored(dx.operands[1]) != stored(product.operands[1]) || dx.operands[1]->type() != product.operands[1]->type())
       return refuse(concat(ir::opcode_at(dx), " reads another weight than ", ir::opcode_at(product)));
@@ -166,8 +173,7 @@ class RowsFinder {
   bool place_rows() {
     const size_t dims = found_.product->result()->type().dims.size();
     if (dims < 2) return refuse(concat(ir::opcode_at(*found_.product), " is of one row"));
-    const RowDims all{0, dims - 1};
-    found_.rows[found_.product->result()] = all;
+    found_.rows[found_.product->result()] = {0, dims - 1};
     for (size_t i = 1; i < found_.forward.size(); ++i)
       if (!place_rows_of(*found_.forward[i])) return false;
     const RowDims logits = found_.rows.at(found_.backward->operands[1]);
@@ -177,7 +183,8 @@ class RowsFinder {
       if (op == found_.backward) continue;
       if (!op->is("linear_dx", "linear_dw")) {
         if (!place_rows_of(*op)) return false;
-      } else if (found_.rows.at(op->operands[0]) != all) {
+      } else if (const Value* read = op->operands[0];
+                 found_.rows.at(read) != RowDims{0, read->type().dims.size() - 1}) {
         return refuse(not_rows(*op));
       }
     }
