@@ -50,9 +50,10 @@ class RowsRewriter {
     if (m_.loss->attr_or("reduction", kMean) == kMean) loss = add("div", {loss, total_}, loss->type());
     build_.replace(m_.loss->result(0), loss);
     replace_grad_of_hidden();
-    grad_of_weight_.replace(m_.grad_weight->result());
+    grad_of_weight_.replace((m_.weight_sum ? m_.weight_sum : m_.grad_weight)->result());
     build_.erase(m_.forward);
     build_.erase(m_.gradients);
+    build_.erase(m_.apart);
     const Value *hidden = hidden_, *weight = m_.grad_hidden->operands[1];
     build_.apply("chunk_loss");
     expect_chunked(graph_, hidden, weight, each);
@@ -111,7 +112,9 @@ class RowsRewriter {
 
   void chunk(int64_t start, int64_t rows) {
     made_.clear();
-    made_[m_.product->operands[0]] = range_of(hidden_, start, rows);
+    Value* hidden = range_of(hidden_, start, rows);
+    made_[m_.product->operands[0]] = hidden;
+    if (!m_.weight_sum) made_[m_.grad_weight->operands[1]] = hidden;
     made_[m_.product->operands[1]] = m_.grad_hidden->operands[1];
     made_[m_.loss->operands[1]] = range_of(m_.loss->operands[1], start, rows);
     made_[m_.loss->result(1)] = total_;
@@ -122,7 +125,9 @@ class RowsRewriter {
     made_[m_.loss->result(1)] = total_;
     for (const Op* op : m_.gradients) repeat(*op, rows);
     grads_of_hidden_.push_back(made_.at(m_.grad_hidden->result()));
-    grad_of_weight_.add(made_.at(m_.grad_weight->result()));
+    grad_of_weight_.add(
+        m_.weight_sum ? add("linear_dw", {made(m_.grad_hidden->operands[0]), hidden}, m_.weight_sum->result()->type())
+                      : made_.at(m_.grad_weight->result()));
   }
 
   Value* made(Value* value) const {

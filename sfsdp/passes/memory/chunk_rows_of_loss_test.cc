@@ -216,6 +216,65 @@ TEST_CASE("chunk_loss: a count over ranks is there before the first chunk, the m
   CHECK(at("%loss.sum = all_reduce") < at("%loss.mean = div %loss.sum, %n.sum"));
 }
 
+// As partition leaves large logits that are gathered: the head's gradient by each rank's own rows, 3 of 6.
+constexpr const char* kOwnRows = R"(
+    graph mesh [tp=2] view local
+      %w = param name=head.weight : f32[2/tp, 2] at head
+      %x = input name=x : f32[2, 3, 2]
+      %t = input name=t : i64[6]
+    fwd:
+      %h = own_part %x axis=tp dim=0 : f32[1/tp, 3, 2]
+      %h.all = all_gather %h axis=tp dim=0 : f32[2, 3, 2]
+      %y = linear %h.all, %w : f32[2, 3, 2/tp] at head
+      %y.parts = aten.view %y size=[6, 1, 2] : f32[6, 1/tp, 2]
+      %y.front = aten.permute %y.parts dims=[1, 0, 2] : f32[1/tp, 6, 2]
+      %y.all = all_gather %y.front axis=tp dim=0 : f32[2, 6, 2]
+      %y.back = aten.permute %y.all dims=[1, 0, 2] : f32[6, 2, 2]{2, 12, 1}
+      %y.dense = aten.clone %y.back memory_format=0 : f32[6, 2, 2]
+      %logits = aten.view %y.dense size=[6, 4] : f32[6, 4]
+      %loss, %n, %lse = cross_entropy %logits, %t : f32[], f32[], f32[6]
+    bwd:
+      %seed = full value=0.5 : f32[]
+      %dx = cross_entropy_backward %seed, %logits, %t, %n, %lse : f32[6, 4]
+      %dx.rows = own_part %dx axis=tp dim=0 : f32[3/tp, 4]
+      %dw = linear_dw %dx.rows, %h : f32[4, 2] sum(tp) at head
+      %dw.part = reduce_scatter %dw axis=tp dim=0 : f32[2/tp, 2] at head
+      %dx.part = own_part %dx axis=tp dim=1 : f32[6, 2/tp]
+      %dh = linear_dx %dx.part, %w : f32[6, 2] sum(tp) at head
+      %dh.sum = all_reduce %dh axis=tp : f32[6, 2] at head
+      %w.grad = gradient %dw.part param=head.weight : f32[2/tp, 2]
+      return %loss, %dh.sum
+      carry %w = %w.grad
+  )";
+
+TEST_CASE("chunk_loss: a weight's gradient by each rank's own rows is one by its classes, of all rows of a chunk") {
+  const ir::Graph before = ir::parse_or_throw(testing::dedent(kOwnRows));
+  CHECK(plan::verify_layouts(before) == "");
+  for (const int64_t chunks : {2, 4}) {
+    const ir::Graph graph = chunked(before.clone(), chunks);
+    CHECK(plan::verify_layouts(graph) == "");
+    CHECK(count(graph, "reduce_scatter") == 0);
+    CHECK(count(graph, "all_gather") == 1 + chunks - (chunks == 4 ? 1 : 0));  // 6 rows are 3 chunks of 2
+    CHECK(most_rows(graph) == (chunks == 2 ? 3 : 2));
+    CHECK(graph.carries[0].next->producer()->operands[0]->type() == before.carries[0].next->type());
+    // One input on all ranks, which its type says.
+    const ir::interp::RunOptions exact = {.rounding = ir::interp::Rounding::None};
+    auto given = ir::interp::seeded_inputs(before, 7);
+    for (auto& rank : given)
+      for (const char* name : {"x", "t"}) rank.insert_or_assign(name, given[0].at(name));
+    const auto expected = ir::interp::run(before, given, exact), got = ir::interp::run(graph, given, exact);
+    for (size_t rank = 0; rank < 2; ++rank) {
+      for (size_t i = 0; i < 2; ++i) testing::expect_close(got.ranks[rank].outputs[i], expected.ranks[rank].outputs[i]);
+      testing::expect_close(got.ranks[rank].carried.at("head.weight"), expected.ranks[rank].carried.at("head.weight"));
+    }
+  }
+  // Rows that were not gathered.
+  const ir::Graph other = ir::parse_or_throw(testing::dedent(
+      replaced(replaced(kOwnRows, "linear_dw %dx.rows, %h :", "linear_dw %dx.rows, %too :"), "      %dw = linear_dw",
+               "      %too = aten.neg %h : f32[1/tp, 3, 2]\n      %dw = linear_dw")));
+  CHECK(why_not_chunked(other, 2) == "linear_dw at head reads other rows than linear at head");
+}
+
 // ---- what stays
 
 std::string why(const std::string& from, const std::string& to) {

@@ -39,6 +39,12 @@ const Value* stored(const Value* value) {
   return value;
 }
 
+// What a view has the elements of, in the same order.
+const Value* viewed(const Value* value) {
+  while (ir::has_flag(*value->producer(), ir::kReshape)) value = value->producer()->operands[0];
+  return value;
+}
+
 class RowsFinder {
  public:
   RowsFinder(const ir::Index& index, Op* loss) : index_(index) { found_.loss = loss; }
@@ -126,7 +132,9 @@ class RowsFinder {
   // Both gradients are of the product: of its rows and of its weight, which backward may have gathered again.
   bool is_one_product() {
     const Op &product = *found_.product, &dx = *found_.grad_hidden, &dw = *found_.grad_weight;
-    if (dw.operands[1] != product.operands[0])
+    const Value *rows = dw.operands[1], *hidden = product.operands[0];
+    const bool same_rows = viewed(rows) == viewed(hidden) && rows->type().dims.back() == hidden->type().dims.back();
+    if (!same_rows && !find_apart())
       return refuse(concat(ir::opcode_at(dw), " reads other rows than ", ir::opcode_at(product)));
     if (stored(dx.operands[1]) != stored(product.operands[1]) || dx.operands[1]->type() != product.operands[1]->type())
       return refuse(concat(ir::opcode_at(dx), " reads another weight than ", ir::opcode_at(product)));
@@ -135,9 +143,43 @@ class RowsFinder {
     return is_added_wide();
   }
 
+  // The gradient of the weight by each rank's own rows, of which all ranks have gathered all, then a rank's classes of the sum.
+  bool find_apart() {
+    Op& dw = *found_.grad_weight;
+    Op* sum = index_.only_reader(dw.result());
+    if (!sum || !sum->is("reduce_scatter") || sum->attr<int64_t>("dim") != 0) return false;
+    const auto axes = ir::axes_of(*sum);
+    const auto is_gathered = [&](const Value* value) {
+      bool gathers = false;
+      while (value != viewed(dw.operands[1])) {
+        const Op& op = *value->producer();
+        gathers |= op.is("all_gather") && ir::axes_of(op) == axes;
+        if (!is_between(op) || (op.is("all_gather") && ir::axes_of(op) != axes)) return false;
+        value = op.operands[0];
+      }
+      return gathers;
+    };
+    const Type& classes = found_.grad_hidden->operands[0]->type();
+    if (!is_gathered(found_.product->operands[0]) || classes.dims.back() != sum->result()->type().dims[0]) return false;
+    bool takes_rows = false;
+    std::vector<Op*> apart = {sum, &dw};
+    for (const Value* value = dw.operands[0]; index_.only_reader(value) == apart.back();) {
+      Op* op = value->producer();
+      takes_rows |= op->is("own_part") && ir::axes_of(*op) == axes;
+      if (op == found_.backward) break;
+      apart.push_back(op);
+      value = op->operands[0];
+    }
+    if (!takes_rows) return false;
+    std::erase_if(found_.gradients, [&](Op* op) { return std::ranges::find(apart, op) != apart.end(); });
+    found_.weight_sum = sum;
+    found_.apart = std::move(apart);
+    return true;
+  }
+
   // Chunks of a weight's gradient are added up in f32. To round a rank's summand of it would not be rounding the sum.
   bool is_added_wide() {
-    const Value* gradient = found_.grad_weight->result();
+    const Value* gradient = (found_.weight_sum ? found_.weight_sum : found_.grad_weight)->result();
     const auto is_sum = [](const ir::AxisPlacement& one) { return one.placement.kind == ir::Placement::Kind::Partial; };
     if (!ir::is_half(gradient->type().dtype) || std::ranges::none_of(gradient->type().placements, is_sum)) return true;
     for (const Op* reader : index_.readers(gradient))
@@ -166,8 +208,7 @@ class RowsFinder {
   bool place_rows() {
     const size_t dims = found_.product->result()->type().dims.size();
     if (dims < 2) return refuse(concat(ir::opcode_at(*found_.product), " is of one row"));
-    const RowDims all{0, dims - 1};
-    found_.rows[found_.product->result()] = all;
+    found_.rows[found_.product->result()] = {0, dims - 1};
     for (size_t i = 1; i < found_.forward.size(); ++i)
       if (!place_rows_of(*found_.forward[i])) return false;
     const RowDims logits = found_.rows.at(found_.backward->operands[1]);
@@ -177,7 +218,8 @@ class RowsFinder {
       if (op == found_.backward) continue;
       if (!op->is("linear_dx", "linear_dw")) {
         if (!place_rows_of(*op)) return false;
-      } else if (found_.rows.at(op->operands[0]) != all) {
+      } else if (const Value* read = op->operands[0];
+                 found_.rows.at(read) != RowDims{0, read->type().dims.size() - 1}) {
         return refuse(not_rows(*op));
       }
     }

@@ -25,8 +25,13 @@ struct LossRows {
   ir::Op *product = nullptr, *loss = nullptr, *backward = nullptr;
   ir::Op *grad_hidden = nullptr, *grad_weight = nullptr;  // linear_dx and linear_dw
   std::vector<ir::Op*> forward;                           // from the product to the loss, both among them
-  std::vector<ir::Op*> gradients;  // from `backward` on, in order; the two products' gradients among them
-  std::vector<ir::Op*> late;       // what reads the loss before `backward`: its sum over ranks, the mean
+  std::vector<ir::Op*>
+      gradients;  // from `backward` on, in order; the two products' gradients among them, but for `apart`
+  // Where each rank makes the weight's gradient of its own rows: the reduce_scatter that adds it up and leaves a rank its classes, and all
+  // that is for it alone. As rows and gradients of a rank's classes are there too, chunks need none of it.
+  ir::Op* weight_sum = nullptr;
+  std::vector<ir::Op*> apart;
+  std::vector<ir::Op*> late;  // what reads the loss before `backward`: its sum over ranks, the mean
   std::unordered_map<const ir::Value*, RowDims> rows;
 
   int64_t count() const { return loss->operands[1]->type().dims[0].size; }  // of rows
