@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <ctime>
 #include <functional>
 #include <map>
@@ -15,7 +16,12 @@
 #include "sfsdp/compile/complete_step.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
+#include "sfsdp/parallel/model_parallel.h"
+#include "sfsdp/plan/verify/layouts.h"
 #include "sfsdp/sim/simulate.h"
+#include "sfsdp/testing/expect_pass.h"
+#include "sfsdp/testing/interp/interpreter.h"
+#include "sfsdp/testing/sentences.h"
 
 namespace sfsdp::step {
 namespace {
@@ -315,6 +321,40 @@ TEST_CASE("attention by cost: a program is that of the form which is chosen, ask
     for (const RotateMethod method : expected) {
       if (method == RotateMethod::AllToAll && c.cp == 16) continue;  // not legal
       CHECK((text == placed(c.decoder, strategy_of(c.cp, c.tp, method), options)) == (method == expected[i]));
+    }
+  }
+}
+
+// A machine whose attention takes longer than what is sent, and whose memory costs nothing beside it.
+cost::Machine machine_of_rings() {
+  cost::Machine machine = cost::load_machine("l40s");
+  machine.peak_bf16 = machine.peak_f32 = 1e5;
+  machine.node = machine.network = {.bandwidth = 1e6};
+  machine.attention_half_length = machine.launch = 0;
+  return machine;
+}
+
+TEST_CASE("attention by cost: a step whose keys it sends round means what it means as a whole, in float64") {
+  const ir::Graph whole = ir::parse_or_throw(testing::dedent(testing::kSentences));
+  const ir::interp::RunOptions exact = {.rounding = ir::interp::Rounding::None};
+  const auto given = ir::interp::seeded_inputs(whole, 7);
+  const auto expected = ir::interp::run(whole, given, exact).ranks[0];
+  for (const int64_t ranks : {2, 4}) {
+    const Strategy strategy = data_parallel(DeviceMesh({{"cp", ranks}}), {}, {}, {.rotate_method = RotateMethod::Auto});
+    const auto choices = choose_attention(whole, strategy, {}, machine_of_rings());
+    REQUIRE(choices.size() == 1);
+    CHECK(choices[0].chosen == RotateMethod::Ring);
+    ir::Graph parts = whole.clone();
+    parts.view = ir::Graph::View::Local;
+    parallel::apply_model_parallel(parts, with_methods(strategy, choices));
+    CHECK(ir::print(parts).find("= sdpa_merge ") != std::string::npos);
+    CHECK(plan::verify_layouts(parts) == "");
+    const std::vector<ir::interp::Inputs> inputs(static_cast<size_t>(ranks), given[0]);
+    for (const auto& rank : ir::interp::run(parts, inputs, exact).ranks) {
+      CHECK(rank.outputs[0].data[0] == doctest::Approx(expected.outputs[0].data[0]).epsilon(1e-11));
+      for (const auto& [name, array] : expected.carried)
+        for (size_t i = 0; i < array.data.size(); ++i)
+          CHECK(std::abs(rank.carried.at(name).data[i] - array.data[i]) < 1e-11);
     }
   }
 }
