@@ -6,12 +6,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <iostream>
 #include <set>
-#include <type_traits>
 #include <utility>
 
 #include "sfsdp/base/check.h"
@@ -48,31 +46,13 @@ namespace {
 // config.json says what the weights were trained as: a flavor that differs would train, only worse.
 void check_flavor(const JobConfig& config, const std::map<std::string, models::Arg>& built, const HfConfig& hf,
                   const std::string& folder) {
-  const auto number = [](const auto& value) {
-    return std::visit(
-        [](const auto& v) {
-          if constexpr (std::is_convertible_v<decltype(v), double>) return static_cast<double>(v);
-          return std::nan("");
-        },
-        value);
-  };
   if (config.model.name != hf.model)
     throw UserError(concat("model.name = ", config.model.name, ", but ", folder, "/config.json is a ", hf.model,
                            "\n  expected the same; set model.name = hf to take it from there"));
-  for (const auto& [name, expected] : hf.args) {
-    if (const auto* text = std::get_if<std::string>(&expected)) {
-      if (const auto* ours = std::get_if<std::string>(&built.at(name)); ours && *ours == *text) continue;
-      throw UserError(concat("model.args.", name, " of flavor ", config.model.flavor, " is not that of ", folder,
-                             "/config.json, ", *text,
-                             "\n  expected the same; set model.name = hf to take them all from there"));
-    }
-    const double has = number(built.at(name)), wants = number(expected);
-    const bool derived = has == 0 && (name == "hidden_dim" || name == "head_dim");  // the tensors' shapes are checked
-    if (has != wants && !derived)
-      throw UserError(concat("model.args.", name, " = ", has, " of flavor ", config.model.flavor, ", but ", folder,
-                             "/config.json has ", wants,
-                             "\n  expected the same; set model.name = hf to take them all from there"));
-  }
+  if (const auto differ = args_that_differ(hf, built); !differ.empty())
+    throw UserError(concat("model.flavor = ", config.model.flavor, " is not the model of ", folder,
+                           "/config.json: ", join(differ, "; "),
+                           "\n  expected the same model.args; set model.name = hf to take them all from there"));
 }
 
 LossValue as_loss(const models::CountedLoss& loss) { return {loss.sum, loss.count}; }

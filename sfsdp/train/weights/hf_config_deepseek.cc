@@ -119,7 +119,8 @@ void read_deepseek_v2(const Section& top, HfConfig& config) {
     top.find_integer(theirs);  // which "greedy" does not read
     args[ours] = groups ? top.integer(theirs) : 1;
   }
-  args["scores_of_group"] = int64_t{1};
+  const bool scored = config.integer("n_expert_groups") > 1;
+  args["scores_of_group"] = int64_t{scored ? 1 : 2};  // of one group nothing reads it: the default
   args["route_norm"] = false;
   if (const auto alpha = top.find_number("aux_loss_alpha", true); alpha && *alpha > 0)
     config.notices.push_back(concat(top.file(), ": aux_loss_alpha = ", *alpha,

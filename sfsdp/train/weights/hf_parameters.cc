@@ -170,6 +170,16 @@ std::map<std::string, std::string> texts_of_args(const std::map<std::string, HfC
   return texts;
 }
 
+std::vector<std::string> args_that_differ(const HfConfig& config, const std::map<std::string, HfConfig::Value>& built) {
+  const auto texts = texts_of_args(built);
+  std::vector<std::string> all;
+  for (const auto& [name, there] : texts_of_args(config.args)) {
+    const std::string& here = texts.at(name);
+    if (here != there && !is_derived(name, here)) all.push_back(concat(name, " = ", here, ", there ", there));
+  }
+  return all;
+}
+
 void expect_args_of(const HfConfig& config, const std::string& model, const std::map<std::string, std::string>& args,
                     const std::string& from, const std::string& file) {
   const auto fail = [&](const std::string& name, const std::string& got, const std::string& expected) {

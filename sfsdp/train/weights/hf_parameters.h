@@ -21,6 +21,10 @@ void expect_parameters_of(const HfConfig& config, const std::vector<HfSource>& p
 // As checkpoints hold them: "4", "1e-05", "true".
 std::map<std::string, std::string> texts_of_args(const std::map<std::string, HfConfig::Value>& args);
 
+// "mscale = 0.7, there 0.707" of each argument that the config has otherwise than a model that was built of all of them. Widths that
+// the model leaves to a rule are left out.
+std::vector<std::string> args_that_differ(const HfConfig& config, const std::map<std::string, HfConfig::Value>& built);
+
 // What shapes do not show: heads, rotary bases, epsilons.
 //   model, args: of the model that has the weights; "" and none where they are not known
 //   throws:      UserError naming the first argument that the config has otherwise
