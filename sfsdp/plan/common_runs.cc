@@ -31,6 +31,18 @@ Box whole_box(const std::vector<int64_t>& shape) {
   return box;
 }
 
+Box whole_beside(const Box& box, const std::vector<int64_t>& shape) {
+  return whole_box(box.block_shape.empty() ? shape : box.block_shape);
+}
+
+bool is_block_shape(const std::vector<int64_t>& blocks, const std::vector<int64_t>& shape) {
+  if (blocks.size() != shape.size() + 1) return false;
+  const auto differ = std::ranges::mismatch(shape, blocks);
+  if (differ.in1 == shape.end()) return false;
+  return ir::saturating_product(differ.in2[0], differ.in2[1]) == *differ.in1 &&
+         std::equal(differ.in1 + 1, shape.end(), differ.in2 + 2);
+}
+
 int64_t elements_of(const std::vector<Chunk>& dims) {
   int64_t product = 1;
   for (const Chunk& chunk : dims) product *= chunk.length;
@@ -115,7 +127,7 @@ Chunk CommonRuns::range() const {
 }
 
 int64_t place_in_whole(const std::vector<int64_t>& shape, const Box& box, int64_t index) {
-  const auto run = CommonRuns({box.dims, {box.flat.offset + index, 1}}, whole_box(shape)).next();
+  const auto run = CommonRuns({box.dims, {box.flat.offset + index, 1}}, whole_beside(box, shape)).next();
   SFSDP_CHECK(run && index < box.flat.length, "element ", index, " of ", box.flat.length, " of ", to_string(box.dims));
   return run->second;
 }

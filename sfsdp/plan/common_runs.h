@@ -16,6 +16,10 @@ namespace sfsdp::plan {
 // All of a tensor, or its elements `range`.
 Box whole_box(const std::vector<int64_t>& shape);
 Box whole_box(const std::vector<int64_t>& shape, Chunk range);
+// All of a tensor of that shape, in as many dimensions as the box has (Box::block_shape): what it may be compared with.
+Box whole_beside(const Box& box, const std::vector<int64_t>& shape);
+// Whether it is the shape with one dimension as two, blocks and what a block has.
+bool is_block_shape(const std::vector<int64_t>& blocks, const std::vector<int64_t>& shape);
 int64_t elements_of(const std::vector<Chunk>& dims);
 // "[0:12,10:20]".
 std::string to_string(const std::vector<Chunk>& dims);

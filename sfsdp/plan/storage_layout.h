@@ -81,6 +81,9 @@ std::string to_string(const StorageKey& key);  // "tp,dp_shard/bf16", "none/f32"
 struct Box {
   std::vector<Chunk> dims;  // ranges of the global shape
   Chunk flat;  // elements of that box in row-major order: all of them, but where a cut of a flat buffer goes through it
+  // Where each of several blocks of a dimension is cut: the global shape with blocks as a dimension of their own, whose ranges dims are,
+  // [3, D, D] of [3 D, D]; empty: they are of the global shape. Elements have the same row-major order in both.
+  std::vector<int64_t> block_shape = {};
   bool operator==(const Box&) const = default;
 };
 //   rank: of the layout's mesh

@@ -143,7 +143,7 @@ at::Tensor initialise_range(const capture::StateTensor& tensor, uint64_t seed, i
 
 // A box of several runs is filled run by run: the recipe is looked up once, as a box of columns has a run in every row.
 at::Tensor initialise_box(const capture::StateTensor& tensor, uint64_t seed, const plan::Box& box) {
-  plan::CommonRuns runs(box, plan::whole_box(tensor.shape));
+  plan::CommonRuns runs(box, plan::whole_beside(box, tensor.shape));
   std::optional<plan::BoxRun> run = runs.next();
   if (!run) return initialise_range(tensor, seed, 0, 0);
   if (run->count == box.flat.length) return initialise_range(tensor, seed, run->second, run->count);

@@ -266,7 +266,7 @@ std::unique_ptr<Program::Variant> Program::build(const Batch& example, bool trai
   if (chooses) passes.disable.emplace_back(kNameKernels);
   variant->passes = tune::run_pipeline(captured.graph, passes, options_.tune, buckets_);
   if (chooses) name_products(captured.graph, *variant, observer);
-  if (training && tensors_.empty()) lay_out(captured.graph, states);
+  if (training && tensors_.empty()) lay_out(captured.graph, shapes, states);
   variant->plan = step::plan_step(std::move(captured.graph), options_.target, layout_, shapes);
   variant->constants = std::move(captured.constants);
   variant->plan.constant_bits = step::bits_of_constants(variant->plan, variant->constants);
@@ -299,7 +299,8 @@ void Program::name_products(ir::Graph& graph, Variant& variant, const passes::Pa
   std::ranges::move(passes::run_passes(graph, {&call, 1}, run), std::back_inserter(variant.passes));
 }
 
-void Program::lay_out(const ir::Graph& graph, const std::vector<step::OptimizerState>& optimizer_state) {
+void Program::lay_out(const ir::Graph& graph, const plan::GlobalShapes& shapes,
+                      const std::vector<step::OptimizerState>& optimizer_state) {
   std::map<std::string, StoredTensor> places;  // by the name of a parameter or buffer
   for (const auto& op : graph.ops()) {
     if (!op->is("param") && !op->is("state")) continue;
@@ -327,6 +328,8 @@ void Program::lay_out(const ir::Graph& graph, const std::vector<step::OptimizerS
     StoredTensor t = places.at(s.name);
     t.name = s.name;
     t.global_shape = s.shape;
+    if (const auto whole = shapes.find(s.name); whole != shapes.end() && whole->second.size() > s.shape.size())
+      t.block_shape = whole->second;
     t.dtype = s.dtype;
     t.trainable = s.trainable;
     t.source = static_cast<int64_t>(i);

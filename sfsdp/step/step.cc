@@ -164,7 +164,8 @@ struct Step::Impl {
   }
   // What of the tensor this rank holds: all that lies in the box that model axes leave it, or a range of that, which may be empty.
   plan::Box box(const StoredTensor& t) const {
-    plan::Box box = plan::box_of(t.global_shape, t.cuts, mesh, rank);
+    plan::Box box = plan::box_of(t.boxed_shape(), t.cuts, mesh, rank);
+    box.block_shape = t.block_shape;
     const int64_t numel = box.flat.length, begin = begin_of(t) - t.offset;
     box.flat.offset = std::clamp(begin, int64_t{0}, numel);
     box.flat.length = std::clamp(begin + t.shard, int64_t{0}, numel) - box.flat.offset;
@@ -176,6 +177,16 @@ struct Step::Impl {
     for (const Chunk& chunk : box(t).dims) shape.push_back(chunk.length);
     return shape;
   }
+  // The same with a rank's parts of all blocks side by side, in as many dimensions as the whole has.
+  std::vector<int64_t> own_shape(const StoredTensor& t) const {
+    std::vector<int64_t> shape = box_shape(t);
+    for (size_t d = 0; d < t.global_shape.size() && shape.size() > t.global_shape.size(); ++d)
+      if (t.global_shape[d] != t.block_shape[d]) {
+        shape[d + 1] *= shape[d];
+        shape.erase(shape.begin() + static_cast<std::ptrdiff_t>(d));
+      }
+    return shape;
+  }
   // The tensor's part of this rank's buffer, flat.
   at::Tensor local(const StoredTensor& t) const {
     const Chunk mine = range(t);
@@ -185,7 +196,7 @@ struct Step::Impl {
   // The same as the user sees it.
   at::Tensor shaped(const StoredTensor& t) const {
     const Chunk mine = range(t);
-    const std::vector<int64_t> shape = box_shape(t);
+    const std::vector<int64_t> shape = own_shape(t);
     const int64_t numel = c10::multiply_integers(shape);
     if (mine.length == numel) return local(t).view(shape);
     if (t.global_shape.empty() || t.in_bucket) return local(t);
@@ -377,16 +388,16 @@ at::Tensor Step::gather(const std::string& name) {
       const auto dim = static_cast<int64_t>(d);
       std::vector<int64_t> sizes = part.sizes().vec();
       const bool is_last = axis == t.cuts[d].axes.front();  // that is joined; its last ranks may have fewer
-      if (is_last) sizes[d] = ceil_div(t.global_shape[d], ranks.size());
+      if (is_last) sizes[d] = ceil_div(t.boxed_shape()[d], ranks.size());
       const at::Tensor own = at::zeros(sizes, part.options());
       own.narrow(dim, 0, part.size(dim)).copy_(part);
       sizes.insert(sizes.begin(), ranks.size());
       const at::Tensor parts = at::empty(sizes, part.options());
       ranks.all_gather(bytes_of(own), bytes_of(parts), {"gather " + name, ""});
       part = at::cat(parts.unbind(), dim);
-      if (part.size(dim) > t.global_shape[d]) part = part.narrow(dim, 0, t.global_shape[d]).contiguous();
+      if (const int64_t size = t.boxed_shape()[d]; part.size(dim) > size) part = part.narrow(dim, 0, size).contiguous();
     }
-  return part;
+  return part.view(t.global_shape);
 }
 
 std::map<std::string, at::Tensor> Step::state_dict() const {
@@ -420,7 +431,7 @@ void Step::load_state_dict(const std::map<std::string, at::Tensor>& values) {
                              mine.scalar_type(), ", or a type of its kind, which is cast"));
     if (value.sizes() == at::IntArrayRef(t.global_shape)) {
       const plan::Box box = impl_->box(t);
-      at::Tensor part = value;
+      at::Tensor part = value.reshape(t.boxed_shape());
       for (size_t d = 0; d < box.dims.size(); ++d)
         part = part.narrow(static_cast<int64_t>(d), box.dims[d].offset, box.dims[d].length);
       impl_->local(t).copy_(part.reshape({-1}).narrow(0, box.flat.offset, box.flat.length));

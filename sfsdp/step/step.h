@@ -144,7 +144,8 @@ class Program {
   passes::PipelineOptions pipeline() const;
   // By CompileOptions::choose_products, for this graph and those to come.
   void name_products(ir::Graph& graph, Variant& variant, const passes::PassObserver& observer);
-  void lay_out(const ir::Graph& graph, const std::vector<step::OptimizerState>& optimizer_state);
+  void lay_out(const ir::Graph& graph, const plan::GlobalShapes& shapes,
+               const std::vector<step::OptimizerState>& optimizer_state);
 
   std::shared_ptr<torch::nn::Module> module_;
   capture::LossFunction loss_;

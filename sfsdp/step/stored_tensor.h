@@ -17,6 +17,9 @@ namespace sfsdp {
 struct StoredTensor {
   std::string name;
   std::vector<int64_t> global_shape;
+  // The same elements with blocks that a model axis cuts as a dimension of their own (parallel/separate_blocks.h), [3, D, D] of [3 D, D]:
+  // cuts and boxes are of these; empty: of global_shape.
+  std::vector<int64_t> block_shape = {};
   c10::ScalarType dtype = c10::ScalarType::Float;
   bool trainable = false;
   int64_t source = -1;               // index in Program::state, -1 for the optimizer's
@@ -26,6 +29,8 @@ struct StoredTensor {
   int64_t shard = 0;  // elements of the buffer that a rank holds: all of them, or from its place on shard_axes × shard
   AxisList shard_axes = {};                 // those that cut the buffer
   bool sharded = false, in_bucket = false;  // in a flat buffer: a rank's part need not be whole rows
+
+  const std::vector<int64_t>& boxed_shape() const { return block_shape.empty() ? global_shape : block_shape; }
 };
 
 }  // namespace sfsdp

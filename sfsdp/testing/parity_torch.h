@@ -54,7 +54,7 @@ struct Pieces {
 inline Pieces pieces(const Step& step, const StoredTensor& t, const at::Tensor& bucket, const at::Tensor& whole,
                      int64_t begin) {
   const plan::Box box = step.box_of(t.name);
-  at::Tensor part = whole;
+  at::Tensor part = box.block_shape.empty() ? whole : whole.reshape(box.block_shape);
   for (size_t d = 0; d < box.dims.size(); ++d)
     part = part.narrow(static_cast<int64_t>(d), box.dims[d].offset, box.dims[d].length);
   return {bucket.view({-1}).narrow(0, box.flat.length == 0 ? 0 : t.offset + box.flat.offset - begin, box.flat.length),

@@ -299,6 +299,7 @@ std::vector<checkpoint::Piece> checkpoint_pieces(Step& step, int64_t rank) {
     piece.dtype = capture::dtype_of(value.scalar_type());
     piece.shape = t.global_shape;
     if (!t.cuts.empty()) piece.box = box.dims;
+    piece.block_shape = t.block_shape;
     piece.begin = box.flat.offset;
     piece.end = box.flat.offset + box.flat.length;
     piece.data = static_cast<std::byte*>(value.mutable_data_ptr());

@@ -45,7 +45,8 @@ uint64_t digest_of(std::span<const std::byte> bytes, int64_t width, int64_t begi
 uint64_t digest_of(const Piece& piece) {
   const int64_t width = ir::size_in_bytes(piece.dtype);
   uint64_t sum = 0;
-  plan::for_each_run(piece.place(), plan::whole_box(piece.shape), [&](const plan::BoxRun& run) {
+  const plan::Box own = piece.place();
+  plan::for_each_run(own, plan::whole_beside(own, piece.shape), [&](const plan::BoxRun& run) {
     sum += digest_of(piece.bytes().subspan(static_cast<size_t>((run.first - piece.begin) * width),
                                            static_cast<size_t>(run.count * width)),
                      width, run.second);

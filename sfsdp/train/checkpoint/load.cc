@@ -14,6 +14,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/plan/common_runs.h"
+#include "sfsdp/train/checkpoint/comparable.h"
 #include "sfsdp/train/checkpoint/files.h"
 #include "sfsdp/train/checkpoint/left_out.h"
 #include "sfsdp/train/weights/float_convert.h"
@@ -70,7 +71,8 @@ class BlockReader {
     const Piece& piece = *read.piece;
     plan::Box stored = read.tensor->place_of(*read.range);
     stored.flat = {from, to - from};
-    plan::CommonRuns runs(stored, piece.place());
+    const BesideEachOther boxes = beside_each_other(*read.tensor, stored, piece);
+    plan::CommonRuns runs(boxes.stored, boxes.mine);
     std::optional<plan::BoxRun> run = runs.next();
     if (!run) return;
     const int64_t width = ir::size_in_bytes(read.tensor->dtype);
@@ -176,11 +178,15 @@ std::vector<PlannedRead> plan_reads(const Manifest& manifest, const std::vector<
     for (const auto ranges : tensor.by_box()) {
       plan::Box stored = tensor.place_of(ranges[0]);
       stored.flat = {0, plan::elements_of(stored.dims)};
-      const Chunk wanted = plan::CommonRuns(stored, piece.place()).range();  // of the box
+      const auto shared = [&] {
+        const BesideEachOther boxes = beside_each_other(tensor, stored, piece);
+        return plan::CommonRuns(boxes.stored, boxes.mine).range();  // of the stored box
+      };
+      const Chunk wanted = shared();
       auto range = std::ranges::upper_bound(ranges, wanted.offset, {}, &StoredRange::end);
       for (; range != ranges.end() && range->begin < wanted.offset + wanted.length; ++range) {
         stored.flat = {range->begin, range->end - range->begin};
-        if (const Chunk some = plan::CommonRuns(stored, piece.place()).range(); some.length > 0)
+        if (const Chunk some = shared(); some.length > 0)
           reads.push_back(
               {range->file, range->offset, &*range, &tensor, &piece, some.offset, some.offset + some.length});
       }
@@ -192,7 +198,8 @@ std::vector<PlannedRead> plan_reads(const Manifest& manifest, const std::vector<
 
 void load(const Manifest& manifest, const std::string& path, const std::vector<Piece>& pieces) {
   BlockReader reader(manifest, path);
-  for (const PlannedRead& read : plan_reads(manifest, pieces, path)) reader.run(read);
+  const std::vector<Piece> comparable = comparable_pieces(manifest, pieces);
+  for (const PlannedRead& read : plan_reads(manifest, comparable, path)) reader.run(read);
 }
 
 std::vector<std::string> verify(const Manifest& manifest, const std::string& path) {

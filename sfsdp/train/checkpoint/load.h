@@ -24,6 +24,7 @@ struct PlannedRead {
 
 // What must be read for the pieces, in the order of files and offsets. Where a buffer has one value per rank, a data rank takes
 // its own if the checkpoint has as many data ranks; else rank r takes that of r modulo the checkpoint's.
+//   pieces: of comparable_pieces
 //   throws: UserError naming a tensor that the checkpoint does not have, or has of another shape
 std::vector<PlannedRead> plan_reads(const Manifest& manifest, const std::vector<Piece>& pieces,
                                     const std::string& checkpoint);

@@ -73,6 +73,7 @@ std::string print(const StoredTensor& t) {
   std::string boxes;
   for (const auto ranges : t.by_box())
     boxes += concat(boxes.empty() ? "{" : ", {", print(t.place_of(ranges[0]).dims), ", ", print(ranges), "}");
+  if (!t.block_shape.empty()) text += concat(", \"block_shape\": ", numbers(t.block_shape));
   return concat(text, ", \"boxes\": [", boxes, "]}");
 }
 
@@ -259,11 +260,19 @@ std::vector<Chunk> read_box(const Reader& in, const std::vector<int64_t>& shape)
   return box;
 }
 
+void read_block_shape(const Reader& in, StoredTensor& t) {
+  for (const JsonValue& size : in.array("block_shape")) t.block_shape.push_back(in.count(size, "a size"));
+  if (!plan::is_block_shape(t.block_shape, t.shape))
+    in.fail("block_shape " + numbers(t.block_shape),
+            concat("the shape ", numbers(t.shape), " with one dimension as blocks and what a block has"));
+}
+
 void read_boxes(const Reader& in, const std::vector<StoredFile>& files, StoredTensor& t) {
   if (in.has("ranges")) in.fail("both ranges and boxes", "one of the two");
+  if (in.has("block_shape")) read_block_shape(in, t);
   for (const JsonValue& value : in.array("boxes")) {
     const Reader one(value, in.where());
-    t.boxes.push_back(read_box(one, t.shape));
+    t.boxes.push_back(read_box(one, t.block_shape.empty() ? t.shape : t.block_shape));
     const Reader named(value, concat(in.where(), ": box ", plan::to_string(t.boxes.back())));
     if (named.array("ranges").empty()) named.fail("no ranges", "all of its elements");
     for (const JsonValue& range : named.array("ranges")) {
@@ -468,7 +477,7 @@ int64_t StoredTensor::numel() const {
 plan::Box StoredTensor::place_of(const StoredRange& range) const {
   const Chunk elements{range.begin, range.end - range.begin};
   if (range.box < 0) return plan::whole_box(shape, elements);
-  return {boxes.at(static_cast<size_t>(range.box)), elements};
+  return {boxes.at(static_cast<size_t>(range.box)), elements, block_shape};
 }
 
 std::vector<std::span<const StoredRange>> StoredTensor::by_box() const {
@@ -543,6 +552,7 @@ Manifest merge(const std::vector<Manifest>& fragments) {
         all.tensors.push_back(t);
         all.tensors.back().ranges.clear();
         all.tensors.back().boxes.clear();
+        all.tensors.back().block_shape.clear();
         if (t.digest) all.tensors.back().digest = 0;
       }
       StoredTensor& into = all.tensors[place->second];
@@ -551,7 +561,11 @@ Manifest merge(const std::vector<Manifest>& fragments) {
       if (t.digest) *into.digest += *t.digest;
       for (StoredRange range : t.ranges) {
         range.file += first_file;
-        if (range.box >= 0) range.box = number_of(t.boxes[static_cast<size_t>(range.box)], into.boxes);
+        if (range.box >= 0) {
+          SFSDP_CHECK(into.boxes.empty() || into.block_shape == t.block_shape, "ranks differ in blocks of ", t.name);
+          into.block_shape = t.block_shape;
+          range.box = number_of(t.boxes[static_cast<size_t>(range.box)], into.boxes);
+        }
         into.ranges.push_back(std::move(range));
       }
     }

@@ -57,6 +57,7 @@ struct StoredTensor {
   std::optional<uint64_t> digest = {};
   // Parts of the tensor by dimension, as tensor parallelism cuts it, side by side; empty: ranges are of the whole.
   std::vector<std::vector<Chunk>> boxes = {};
+  std::vector<int64_t> block_shape = {};  // whose ranges boxes are, where it is another one (plan::Box::block_shape)
   int64_t numel() const;
   plan::Box place_of(const StoredRange& range) const;        // what of the tensor it is
   std::vector<std::span<const StoredRange>> by_box() const;  // ranges of one box together

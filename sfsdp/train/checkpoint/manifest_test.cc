@@ -87,6 +87,28 @@ TEST_CASE("a manifest says boxes of a tensor in place of ranges, and nothing els
                             R"("0000000000000006"]]},)") != std::string::npos);
 }
 
+// [10, 3] in 5 blocks of 2 rows, each of which one rank has the first row and the other one the second.
+Manifest in_blocks() {
+  Manifest m = boxed();
+  m.tensors[0].block_shape = {5, 2, 3};
+  m.tensors[0].boxes = {{{0, 5}, {0, 1}, {0, 3}}, {{0, 5}, {1, 1}, {0, 3}}};
+  m.tensors[0].ranges = {{0, 10, 0, 200, {5}, 0}, {10, 15, 1, 200, {6}, 0}, {0, 15, 1, 300, {7}, 1}};
+  return m;
+}
+
+TEST_CASE("boxes of blocks stand after the shape whose ranges they are, which is the tensor's with blocks") {
+  CHECK(parse_manifest(print(in_blocks()), "F") == in_blocks());
+  CHECK(print(in_blocks()).find(R"("shape": [10, 3], "block_shape": [5, 2, 3], "boxes": [{"box": [[0, 5], [0, 1], )") !=
+        std::string::npos);
+  const std::vector<std::vector<int64_t>> others = {{10, 3}, {5, 3, 2}, {5, 2, 3, 1}, {4, 2, 3}, {5, 2, 4}, {10, 3, 3}};
+  for (const std::vector<int64_t>& wrong : others) {
+    Manifest m = in_blocks();
+    m.tensors[0].block_shape = wrong;
+    CHECK_THROWS_WITH_AS(parse_manifest(print(m), "F"), doctest::Contains("with one dimension as blocks"),
+                         DamagedError);
+  }
+}
+
 TEST_CASE("boxes of a manifest whose hash is right and whose content is not are refused by name") {
   const struct {
     const char *from, *to, *says;

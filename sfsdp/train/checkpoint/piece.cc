@@ -20,7 +20,7 @@ int64_t Piece::box_numel() const { return box.empty() ? numel() : plan::elements
 
 plan::Box Piece::place() const {
   const Chunk range{begin, end - begin};
-  return box.empty() ? plan::whole_box(shape, range) : plan::Box{box, range};
+  return box.empty() ? plan::whole_box(shape, range) : plan::Box{box, range, block_shape};
 }
 
 std::span<std::byte> Piece::bytes() const {

@@ -20,6 +20,8 @@ struct Piece {
   std::vector<int64_t> shape;   // of the whole tensor
   int64_t rank = -1;            // as in StoredTensor
   std::vector<Chunk> box = {};  // by dimension, what model axes leave this rank; empty: the whole tensor
+  std::vector<int64_t> block_shape =
+      {};  // plan::Box::block_shape: of boxes of a weight in blocks, the same on all ranks
   int64_t begin = 0, end = 0;
   std::byte* data = nullptr;
   // Which one this is of the ranks that hold the same elements, how many those are, and the axes that they lie along:

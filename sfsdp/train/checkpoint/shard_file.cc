@@ -71,6 +71,7 @@ void write_shard(const std::string& folder, const std::string& name, const std::
     }
     if (p.begin < p.end && !p.box.empty()) {
       tensor.boxes = {p.box};
+      tensor.block_shape = p.block_shape;
       range.box = 0;
     }
     if (p.begin < p.end) tensor.ranges.push_back(std::move(range));

@@ -39,7 +39,7 @@ void read_blocks(const ZipArchive& archive, const StateTensor& tensor, const pla
                  ir::DType dtype) {
   constexpr int64_t kBlock = 1 << 16;  // elements, as exported::read_values reads them
   const int64_t element = ir::size_in_bytes(dtype);
-  plan::Box whole = plan::whole_box(tensor.sizes);
+  plan::Box whole = plan::whole_beside(box, tensor.sizes);
   const Chunk wanted = plan::CommonRuns(whole, box).range();
   const int64_t end = wanted.offset + wanted.length;
   std::vector<std::byte> staging;
@@ -62,7 +62,7 @@ void read_archive_values(const ZipArchive& archive, const StateTensor& tensor, c
   const int64_t element = ir::size_in_bytes(dtype);
   SFSDP_CHECK(static_cast<int64_t>(out.size()) == box.flat.length * element, out.size(), " bytes for ", box.flat.length,
               " elements of ", ir::to_string(dtype));
-  plan::CommonRuns runs(box, plan::whole_box(tensor.sizes));
+  plan::CommonRuns runs(box, plan::whole_beside(box, tensor.sizes));
   std::optional<plan::BoxRun> run = runs.next();
   if (run && run->count < box.flat.length && !exported::is_row_major(tensor))
     return read_blocks(archive, tensor, box, out, dtype);

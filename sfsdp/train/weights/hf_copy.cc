@@ -41,9 +41,11 @@ struct Window {
   }
 };
 
-// None: of the columns the box has more than one stretch, as of a tensor that is cut in its third dimension.
-std::optional<Window> window_of(const std::vector<int64_t>& shape, const std::vector<Chunk>& dims) {
+// None: of the columns the box has more than one stretch, as of a tensor that is cut in its third dimension, or of several blocks.
+std::optional<Window> window_of(const std::vector<int64_t>& shape, const plan::Box& box) {
+  const std::vector<Chunk>& dims = box.dims;
   const Matrix whole = matrix_of(shape);
+  if (!box.block_shape.empty()) return std::nullopt;
   if (shape.empty()) return Window{whole, {0, 1}, {0, 1}};
   plan::Box inner{{dims.begin() + 1, dims.end()}, {}};
   inner.flat.length = plan::elements_of(inner.dims);
@@ -121,11 +123,11 @@ Bytes part(Bytes bytes, int64_t origin, int64_t first, int64_t count, ir::DType 
 }
 
 void check_box(const std::vector<int64_t>& shape, const plan::Box& box, size_t bytes, ir::DType dtype) {
-  SFSDP_CHECK(box.dims.size() == shape.size(), box.dims.size(), " dimensions of ", shape.size());
-  for (size_t d = 0; d < shape.size(); ++d)
-    SFSDP_CHECK(
-        box.dims[d].offset >= 0 && box.dims[d].length >= 0 && box.dims[d].offset + box.dims[d].length <= shape[d],
-        plan::to_string(box.dims), ", dimension ", d, " of ", shape[d]);
+  const std::vector<int64_t>& of = box.block_shape.empty() ? shape : box.block_shape;
+  SFSDP_CHECK(box.dims.size() == of.size(), box.dims.size(), " dimensions of ", of.size());
+  for (size_t d = 0; d < of.size(); ++d)
+    SFSDP_CHECK(box.dims[d].offset >= 0 && box.dims[d].length >= 0 && box.dims[d].offset + box.dims[d].length <= of[d],
+                plan::to_string(box.dims), ", dimension ", d, " of ", of[d]);
   const Chunk range = box.flat;
   const int64_t numel = plan::elements_of(box.dims);
   SFSDP_CHECK(range.offset >= 0 && range.length >= 0 && range.offset + range.length <= numel, "elements ", range.offset,
@@ -139,7 +141,7 @@ template <class Bytes, class Copy>
 int64_t sum_over_runs(const std::vector<int64_t>& shape, const plan::Box& box, Bytes ours, ir::DType dtype,
                       const Copy& copy) {
   int64_t sum = 0;
-  plan::for_each_run(box, plan::whole_box(shape), [&](const plan::BoxRun& run) {
+  plan::for_each_run(box, plan::whole_beside(box, shape), [&](const plan::BoxRun& run) {
     sum +=
         copy(plan::whole_box(shape, {run.second, run.count}), part(ours, box.flat.offset, run.first, run.count, dtype));
   });
@@ -315,6 +317,7 @@ std::vector<int64_t> hf_shape_of(const HfTensor& tensor, const std::vector<int64
 SlicePart part_of_slice(const plan::Box& box, int64_t slice) {
   SFSDP_CHECK(!box.dims.empty(), "a number has no slices");
   SlicePart part{{{box.dims.begin() + 1, box.dims.end()}, {}}, {box.flat.offset, 0}};
+  if (!box.block_shape.empty()) part.box.block_shape.assign(box.block_shape.begin() + 1, box.block_shape.end());
   if (slice < box.dims[0].offset || slice >= box.dims[0].offset + box.dims[0].length) return part;
   const int64_t numel = plan::elements_of(part.box.dims), first = (slice - box.dims[0].offset) * numel;
   const int64_t begin = std::max(box.flat.offset, first);
@@ -330,7 +333,7 @@ int64_t copy_from_hf(const HfTensor& tensor, const std::vector<int64_t>& our_sha
                      ir::DType our_dtype) {
   check_box(our_shape, box, ours.size(), our_dtype);
   if (box.flat.length == 0) return 0;
-  const auto window = window_of(our_shape, box.dims);
+  const auto window = window_of(our_shape, box);
   if (!window)
     return sum_over_runs(our_shape, box, ours, our_dtype, [&](const plan::Box& run, std::span<std::byte> bytes) {
       return copy_from_hf(tensor, our_shape, run, read, their_dtype, staging, bytes, our_dtype);
@@ -351,7 +354,7 @@ int64_t copy_to_hf(const HfTensor& tensor, const std::vector<int64_t>& our_shape
                    std::span<std::byte> staging, const HfSink& sink) {
   check_box(our_shape, box, ours.size(), our_dtype);
   if (box.flat.length == 0) return 0;
-  const auto window = window_of(our_shape, box.dims);
+  const auto window = window_of(our_shape, box);
   if (!window)
     return sum_over_runs(our_shape, box, ours, our_dtype, [&](const plan::Box& run, std::span<const std::byte> bytes) {
       return copy_to_hf(tensor, our_shape, run, bytes, our_dtype, their_dtype, staging, sink);

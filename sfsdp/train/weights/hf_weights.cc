@@ -39,8 +39,8 @@ int64_t copy_on_threads(const HfNumbers& numbers, const HfTensor& place, const s
   at::parallel_for(0, box.flat.length, kLeast, [&](int64_t begin, int64_t end) {
     const auto part = mine.subspan(static_cast<size_t>(begin * element), static_cast<size_t>((end - begin) * element));
     std::vector<std::byte> staging(kStaging);
-    lost += copy_from_hf(place, shape, {box.dims, {box.flat.offset + begin, end - begin}}, numbers.read, numbers.dtype,
-                         staging, part, dtype);
+    lost += copy_from_hf(place, shape, {box.dims, {box.flat.offset + begin, end - begin}, box.block_shape},
+                         numbers.read, numbers.dtype, staging, part, dtype);
   });
   return lost;
 }
@@ -80,7 +80,7 @@ void write_shares(const Step& step, int64_t rank, HfFolderWriter& writer) {
     const StoredTensor& t = *std::ranges::find(step.program().tensors(), placed.source.name, &StoredTensor::name);
     const plan::Box box = step.box_of(t.name);
     const Chunk share = share_of(step, t, box.flat.length, rank);
-    SlicePart part{{box.dims, {box.flat.offset + share.offset, share.length}}, {}};
+    SlicePart part{{box.dims, {box.flat.offset + share.offset, share.length}, box.block_shape}, {}};
     part.range = part.box.flat;
     if (placed.slice >= 0) part = part_of_slice(part.box, placed.slice);
     writer.write(placed, part.box, part_of_bytes(bytes_of(state.at(t.name)), box, part.range, t),
