@@ -147,6 +147,62 @@ TEST_CASE("chunks of a loss over ep: each rank's samples, beside cp and tp") {
                 {on({{"ep", 2}}, 3), on({{"dp_shard", 2}, {"ep", 2}}, 2, 3), on({{"cp", 2}, {"ep", 2}}, 3), both});
 }
 
+// Ranks and micro-batches differ in how many targets count.
+Batch uneven(int64_t step, int64_t first, int64_t rows) {
+  Batch batch = testing::tokens(step, first, rows);
+  for (int64_t r = 0; r < rows; ++r) batch[1][r].narrow(0, 0, (5 * (first + r)) % 11).fill_(-100);
+  return batch;
+}
+const auto kCountedLoss = [](auto& model, const Batch& b) {
+  const models::CountedLoss loss = models::counted_cross_entropy(model->forward(b[0]), b[1]);
+  return SumCount{loss.sum, loss.count};
+};
+
+template <class Loss>
+std::vector<StepResult> trained(const Case& c, Loss loss) {
+  const Strategy strategy = data_parallel(c.mesh, c.options, c.rules, c.context);
+  const int64_t data = strategy.data_ranks(), rows = kGlobalBatch / data / c.micro_batches;
+  CompileOptions options = c.compile;
+  options.micro_batches = c.micro_batches;
+  const auto program =
+      compile_program(meta_init(kMakeLlama32), loss, testing::kAdamW, uneven(0, 0, rows), strategy, options);
+  return testing::train_on_ranks(program, 4,
+                                 [&](int64_t step, int64_t rank) {
+                                   const int64_t place = c.mesh.group_rank(rank, strategy.data_axes());
+                                   std::vector<Batch> batches;
+                                   for (int64_t m = 0; m < c.micro_batches; ++m)
+                                     batches.push_back(uneven(step, (m * data + place) * rows, rows));
+                                   return batches;
+                                 })
+      .results;
+}
+
+TEST_CASE("chunks of a loss that is added up and counted: that of one rank, whichever rank has how many targets") {
+  const std::vector<StepResult> one = trained(on({{"dp_shard", 1}}, 1), kCountedLoss);
+  for (const Case& c : {on({{"dp_shard", 2}, {"tp", 2}}, 3, 3, kBySequence), on({{"dp_shard", 2}, {"cp", 2}}, 2, 2)}) {
+    CAPTURE(to_string(c.mesh));
+    const std::vector<StepResult> got = trained(c, kCountedLoss);
+    for (size_t k = 0; k < one.size(); ++k) {
+      CHECK(std::abs(got[k].loss - one[k].loss) <= 1e-6 * one[k].loss);
+      CHECK(std::abs(got[k].grad_norm - one[k].grad_norm) <= 5e-6 * one[k].grad_norm);
+    }
+  }
+}
+
+// Roundings of sums that ranks share differ, as without chunks (vocabulary_parallel_test.cc).
+TEST_CASE("chunks of a loss in bfloat16 train as one rank does") {
+  const auto half = [](Case c) {
+    c.options.mixed_precision = {ir::DType::bf16, ir::DType::f32};
+    return c;
+  };
+  const std::vector<StepResult> one = trained(half(on({{"dp_shard", 1}}, 1)), testing::loss_of);
+  for (const Case& c : {on({{"dp_shard", 1}, {"tp", 2}}, 3, 1, kBySequence), on({{"cp", 2}}, 2)}) {
+    CAPTURE(to_string(c.mesh));
+    const std::vector<StepResult> got = trained(half(c), testing::loss_of);
+    for (size_t k = 0; k < one.size(); ++k) CHECK(got[k].loss == doctest::Approx(one[k].loss).epsilon(1e-3));
+  }
+}
+
 // docs/parallel.md: 12 bytes a token, in as many all_gathers as there are chunks.
 TEST_CASE("chunks of a loss over tp gather three numbers a token for each chunk, and send nothing else") {
   const auto counts = [](int64_t chunks) {

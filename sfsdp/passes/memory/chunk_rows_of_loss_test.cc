@@ -305,6 +305,19 @@ TEST_CASE("chunk_loss: what stands in the way of chunks is named") {
   testing::expect_unchanged("chunk_loss chunks=6", kHead);
 }
 
+// Over cp a rank has a summand of the head's gradient. The sum of chunks is f32: to round it would not be to round the sum over ranks.
+TEST_CASE("chunk_loss: a gradient that ranks add up in bfloat16 is named") {
+  std::string text = replaced(kSentences, "f32", "bf16");
+  text = replaced(text, "bf16[], bf16[], bf16[16]", "f32[], f32[], f32[16]");
+  text = replaced(text, "bf16[2, 2, 8]{16, 1, 2}", "f32[2, 2, 8]{16, 1, 2}");
+  text = replaced(text, "value=1.0 : bf16[]", "value=1.0 : f32[]");
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
+  graph.mesh = {{"cp", 2}};
+  const ContextParallelOptions tokens;
+  parallel::partition(graph, {"cp", 2}, {}, {}, &tokens);
+  CHECK(why_not_chunked(graph, 2) == "gradient reads %do, a rank's summand, in bf16");
+}
+
 TEST_CASE("chunk_loss: logits that ranks gather in their rows are named") {
   const ir::Graph graph = partitioned({.axes = {{"tp", 2}}, .sequence_parallel = true, .head = -1});
   CHECK(why_not_chunked(graph, 2) == "rows of logits do not stay by themselves in all_gather");

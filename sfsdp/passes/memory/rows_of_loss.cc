@@ -28,7 +28,8 @@ int64_t elements(const std::vector<int64_t>& shape, size_t begin, size_t end) {
 // What keeps each row by itself, whatever it does with the others' places.
 bool is_between(const Op& op) {
   if (op.operands.size() != 1 || op.results().size() != 1) return false;
-  return ir::has_flag(op, ir::kReshape) || ir::has_flag(op, ir::kPermute) ||
+  if (ir::has_flag(op, ir::kReshape)) return op.has_attr("size");
+  return ir::has_flag(op, ir::kPermute) ||
          op.is("cast", "aten.clone", "own_part", "all_gather", "all_reduce", "reduce_scatter");
 }
 

@@ -465,14 +465,14 @@ class LayoutChecker {
 
   std::string visit(const Op& op) {
     if (ir::is_root(op)) return root(op);
-    if (const auto made = own_rows_layouts(op, layouts_of(op))) return set(op, *made);
-    const OwnRows own = own_rows_of(op, layouts_of(op));
+    const std::vector<Layout> given = layouts_of(op);
+    if (const auto made = own_rows_layouts(op, given)) return set(op, *made);
+    const OwnRows own = own_rows_of(op, given);
     if (!own.wrong.empty()) return error(op, own.wrong, "expected the same rows of both");
     if (own.range) return of_own_rows(op, *own.range);
     if (ir::is_loop(op)) return begin_loop(op);
     if (op.is("end")) return end_loop(op);
-    if (const auto made = part_layouts(op, layouts_of(op), named_by(op), over_this_axis(op), ranks_))
-      return set(op, *made);
+    if (const auto made = part_layouts(op, given, named_by(op), over_this_axis(op), ranks_)) return set(op, *made);
     if (op.is("own_part", "as_summand")) return apart(op);
     if (op.is("own_rows", "spread_rows", "own_ends", "further_rounds") && over_this_axis(op)) return rows(op);
     if (has_own_groups(op)) return product_of_own_groups(op);
