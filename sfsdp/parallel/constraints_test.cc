@@ -11,6 +11,7 @@
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/parallel/partition.h"
+#include "sfsdp/parallel/separate_blocks.h"
 #include "sfsdp/plan/verify/layouts.h"
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/same_meaning.h"
@@ -58,7 +59,8 @@ Cut cut(const std::string& text, const std::vector<Constraint>& constraints) {
   graph.mesh = {{"tp", 2}};
   graph.view = ir::Graph::View::Local;
   const TensorParallel rules = tensor_parallel({{"*.w1", Shard(0)}, {"*.w2", Shard(1)}}, {.constraints = constraints});
-  PartitionReport report = partition(graph, {"tp", 2}, find_cuts(graph, rules, 2), rules.options);
+  PartitionReport report =
+      partition(graph, {"tp", 2}, separate_blocks(graph, find_cuts(graph, rules, 2)), rules.options);
   for (const ir::Diagnostic& wrong : ir::verify(graph)) FAIL_CHECK(wrong.message, "\n", wrong.detail);
   CHECK(plan::verify_layouts(graph) == "");
   return {std::move(graph), std::move(report)};

@@ -2,6 +2,7 @@
 #include "sfsdp/parallel/model_parallel.h"
 
 #include <array>
+#include <map>
 #include <ranges>
 #include <string>
 #include <unordered_set>
@@ -9,6 +10,7 @@
 
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/model_axis.h"
+#include "sfsdp/parallel/separate_blocks.h"
 #include "sfsdp/passes/pass_manager.h"
 
 namespace sfsdp::parallel {
@@ -27,6 +29,13 @@ void drop_unread_views(ir::Graph& graph) {
       read.insert(op->operands.begin(), op->operands.end());
   }
   graph.erase(unread);
+}
+
+PartitionReport cut_weights(ir::Graph& graph, const MeshAxis& axis, const TensorParallel& tensor) {
+  const std::map<std::string, Shard> cuts = find_cuts(graph, tensor, axis.size);
+  PartitionReport report = partition(graph, axis, separate_blocks(graph, cuts), tensor.options);
+  report.cuts = cuts;
+  return report;
 }
 
 }  // namespace
@@ -53,8 +62,7 @@ std::vector<PartitionReport> apply_model_parallel(ir::Graph& graph, const Strate
     } else if (is_sequence_axis(axis))
       reports.push_back(partition(graph, {axis, ranks}, {}, {}, &strategy.context, inner));
     else
-      reports.push_back(
-          partition(graph, {axis, ranks}, find_cuts(graph, strategy.tensor, ranks), strategy.tensor.options));
+      reports.push_back(cut_weights(graph, {axis, ranks}, strategy.tensor));
   }
   if (strategy.tensor.options.async_products != AsyncProducts::Off) drop_unread_views(graph);
   return reports;

@@ -12,6 +12,7 @@
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/parallel/partition.h"
+#include "sfsdp/parallel/separate_blocks.h"
 #include "sfsdp/plan/verify/layouts.h"
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/layout_mutants.h"
@@ -83,7 +84,7 @@ ir::Graph cut(const std::string& text, const TensorParallel& rules, int64_t rank
   ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
   graph.mesh = {{"tp", ranks}};
   graph.view = ir::Graph::View::Local;
-  partition(graph, {"tp", ranks}, find_cuts(graph, rules, ranks), rules.options);
+  partition(graph, {"tp", ranks}, separate_blocks(graph, find_cuts(graph, rules, ranks)), rules.options);
   for (const ir::Diagnostic& wrong : ir::verify(graph)) FAIL_CHECK(wrong.message, "\n", wrong.detail);
   CHECK(plan::verify_layouts(graph) == "");
   return graph;
@@ -164,8 +165,8 @@ void expect_refused(const std::string& text, const TensorParallel& rules, const 
   ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
   graph.mesh = {{"tp", 2}};
   graph.view = ir::Graph::View::Local;
-  CHECK_THROWS_WITH_AS(partition(graph, {"tp", 2}, find_cuts(graph, rules, 2), rules.options), doctest::Contains(what),
-                       UserError);
+  CHECK_THROWS_WITH_AS(partition(graph, {"tp", 2}, separate_blocks(graph, find_cuts(graph, rules, 2)), rules.options),
+                       doctest::Contains(what), UserError);
 }
 
 TEST_CASE("what would see padding is refused by name, with the cure") {

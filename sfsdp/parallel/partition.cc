@@ -94,7 +94,6 @@ class Partitioner {
     build_.apply();
     localise(graph_, axis_, placements_, rooms_);
     check_padded(graph_);
-    report_.cuts = cuts_;
     return report_;
   }
 
@@ -161,6 +160,7 @@ class Partitioner {
     const Choice chosen = choose(op, operands);
     const OpCut& way = chosen.way;
     const std::vector<Value*> given = op.operands;
+    if (rollout_) check_blocks(op, operands, axis_);
     for (size_t k = 0; k < op.operands.size(); ++k)
       if (op.operands[k] && way.operands[k])
         op.operands[k] = lying(op.operands[k], *way.operands[k], &op, chosen.named == Named::Heads);
@@ -514,6 +514,7 @@ class Partitioner {
                          : is_cut(from)   ? "all_to_all"
                                           : (from == kSum ? "reduce_scatter" : "own_part");
     report_move(opcode, *value, reader);
+    if (reader && is_cut(from)) report_.moves.back().cure = cure_by_blocks(*reader, from);
     const bool balanced = context_ && context_->load_balance;
     Value* made = redistribute(here, value, axis_, from, wanted, placements_,
                                {.before = balanced && !by_heads_.contains(value), .after = balanced && !heads});

@@ -31,7 +31,8 @@ struct PartitionReport {
   struct Move {
     std::string opcode, path, reader, reader_path;
     ir::Section section = ir::Section::Fwd;
-    int64_t bytes = 0;  // of the whole value
+    int64_t bytes = 0;      // of the whole value
+    std::string cure = {};  // what a user may say to have it stay; "": nothing is known
   };
   std::vector<Move> moves;
   // The result of a module, as the user wants it (Constraint); opcode and path say what makes it.
@@ -39,10 +40,10 @@ struct PartitionReport {
     std::string path, opcode, constraint, from, to;
   };
   std::vector<Constrained> constrained;
-  std::map<std::string, int64_t> cuts;  // as given
+  std::map<std::string, Shard> cuts;  // of a tensor axis, by the rules
 };
 
-//   cuts:    which dimension of which parameters, by name (find_cuts)
+//   cuts:    which dimension of which parameters, by name (separate_blocks.h, find_experts)
 //   context: not nullptr: the axis cuts tokens, the sequence of the batch or, an expert axis, the batch itself (sequence_dims says which
 //           dimension that is); of parameters only experts
 //   inner:   ranks of the axis that will cut heads within what this one cuts

@@ -12,6 +12,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
+#include "sfsdp/parallel/separate_blocks.h"
 #include "sfsdp/plan/verify/layouts.h"
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/same_meaning.h"
@@ -64,7 +65,7 @@ ir::Graph cut(std::string_view text, const TensorParallel& rules, int64_t ranks)
   ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
   graph.mesh = {{"tp", ranks}};
   graph.view = ir::Graph::View::Local;
-  partition(graph, {"tp", ranks}, find_cuts(graph, rules, ranks), rules.options);
+  partition(graph, {"tp", ranks}, separate_blocks(graph, find_cuts(graph, rules, ranks)), rules.options);
   for (const ir::Diagnostic& wrong : ir::verify(graph)) FAIL_CHECK(wrong.message, "\n", wrong.detail);
   CHECK(plan::verify_layouts(graph) == "");
   return graph;
@@ -114,7 +115,8 @@ void expect_refused(const std::string& text, const TensorParallel& rules, const 
   ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
   graph.mesh = {{"tp", 2}};
   graph.view = ir::Graph::View::Local;
-  CHECK_THROWS_WITH_AS(partition(graph, {"tp", 2}, find_cuts(graph, rules, 2)), doctest::Contains(what), UserError);
+  CHECK_THROWS_WITH_AS(partition(graph, {"tp", 2}, separate_blocks(graph, find_cuts(graph, rules, 2))),
+                       doctest::Contains(what), UserError);
 }
 
 TEST_CASE("partition: an op of which nothing says how it may be cut is refused with its module and the cure") {

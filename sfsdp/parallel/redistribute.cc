@@ -292,6 +292,16 @@ Value* pass_on(const ir::Builder::Place& place, Value* value, const MeshAxis& ax
   return out_of_memory_order(place, got, *value, placement, name, placements);
 }
 
+namespace {
+
+// A parameter, or one with its blocks joined (separate_blocks.h).
+bool is_param(const Value& value) {
+  const ir::Op& op = *value.producer();
+  return op.is("param") || (op.is("aten.view") && op.operands[0]->producer()->is("param"));
+}
+
+}  // namespace
+
 // What is cut in other blocks of the same dimension is whole in between; so is what another axis cuts in one of the dimensions, as
 // its parts would be joined out of order.
 bool moves_by_exchange(const Value& value, const Placement& from, const Placement& to) {
@@ -313,8 +323,8 @@ double redistribution_cost(const Value& value, const Placement& from, const Plac
   };
   const bool holds_rows =
       std::ranges::any_of(value.type().placements, [](const auto& p) { return is_rows(p.placement); });
-  const bool undoes = (is_cut(from) && value.producer()->is("param")) ||
-                      (holds_rows && (is_copied(from) || (from == kSum && is_copied(to))));
+  const bool undoes =
+      (is_cut(from) && is_param(value)) || (holds_rows && (is_copied(from) || (from == kSum && is_copied(to))));
   const double bytes = static_cast<double>(value.type().bytes()) * (undoes ? kUndone : 1);
   const auto copied = [&](const Placement& cut) { return is_copied(cut) ? kCopy * bytes : 0; };
   if (to == kWhole) return is_cut(from) ? bytes + copied(from) : 2 * bytes;

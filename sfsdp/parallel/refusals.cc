@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/parallel/refusals.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/ranges.h"
 #include "sfsdp/mesh/model_axis.h"
 #include "sfsdp/parallel/localise.h"
+#include "sfsdp/parallel/op_cuts.h"
 
 namespace sfsdp::parallel {
 
@@ -31,6 +37,35 @@ void throw_no_rule(const ir::Op& op, size_t operand, const ir::Placement& placem
                          ir::is_aten(op.opcode) ? "sfsdp/ir/atenset.def" : "sfsdp/ir/opset.def", ", or ",
                          constraint ? "another placement" : rule,
                          by_sequence ? ", or none of sequence parallelism, which cuts rows too" : ""));
+}
+
+std::string cure_by_blocks(const ir::Op& op, const ir::Placement& placement) {
+  if (!ir::has_flag(op, ir::kTakesRanges) || placement.blocks > 1) return "";
+  const auto ranges = ir::ranges_of(op);
+  if (!ranges || placement.dim != static_cast<int64_t>(ranges->dim)) return "";
+  const int64_t size = op.operands[0]->type().dims[ranges->dim].size, part = ranges->parts[0].length;
+  const auto is_alike = [&](const Chunk& other) { return other.length == part; };
+  if (part == 0 || size == part || size % part != 0 || !std::ranges::all_of(ranges->parts, is_alike)) return "";
+  return concat("a rule for its weight with ", size / part, " blocks would leave it cut");
+}
+
+void check_blocks(const ir::Op& op, const std::vector<ir::Placement>& operands, const MeshAxis& axis) {
+  if (!ir::has_flag(op, ir::kTakesRanges) || operands[0].kind != Kind::Shard || operands[0].blocks == 1) return;
+  const auto ranges = ir::ranges_of(op);
+  if (!ranges || ranges->dim + 1 != op.operands[0]->type().dims.size() ||
+      operands[0].dim != static_cast<int64_t>(ranges->dim))
+    return;
+  const auto keeps = [&](const OpCut& way) { return way.operands[0] == operands[0]; };
+  if (std::ranges::any_of(cuts_of(op, operands, axis.size), keeps)) return;
+  std::vector<std::string> sizes;
+  for (const Chunk& part : ranges->parts) sizes.push_back(std::to_string(part.length));
+  const int64_t size = op.operands[0]->type().dims[ranges->dim].size;
+  throw UserError(concat(verb_of(axis.name), ir::opcode_at(op), " takes ", join(sizes, " and "), " of the ", size,
+                         " of %", op.operands[0]->name(), ", which a rule cuts in ", operands[0].blocks, " blocks of ",
+                         size / operands[0].blocks, " over ", axis.name,
+                         "\n  expected Shard with as many blocks as equal parts are taken; parts of several sizes, as "
+                         "of fewer heads of keys, are "
+                         "not cut yet: no rule for this weight, or a weight for each part"));
 }
 
 }  // namespace sfsdp::parallel

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/ir/placement.h"
@@ -20,5 +21,12 @@ std::string text_of(const ir::Placement& placement);  // "cut in dimension 1"
 //   constraint:  nullptr, or what has made the operand lie so
 [[noreturn]] void throw_no_rule(const ir::Op& op, size_t operand, const ir::Placement& placement,
                                 const std::string& axis, bool by_sequence, const Constraint* constraint);
+
+// Where the op takes equal parts of a dimension that is cut in one range: how many blocks a rule had better name; "": it does not.
+std::string cure_by_blocks(const ir::Op& op, const ir::Placement& placement);
+
+// Ranges of what a rule cuts in blocks, in its last dimension, are whole blocks.
+//   throws: UserError naming op and module path where they are not
+void check_blocks(const ir::Op& op, const std::vector<ir::Placement>& operands, const MeshAxis& axis);
 
 }  // namespace sfsdp::parallel

@@ -11,11 +11,12 @@ namespace {
 
 using ir::Graph, ir::Op, ir::Value;
 
-// Whether the op is a product with a bias that is added up over the axis, by the cut of its weight.
+// Whether the op is a product with a bias that is added up over the axis, by the cut of its weight: [n, k], or [k, n] of a matmul.
 bool adds_up_with_bias(const Op& op, const std::map<std::string, int64_t>& cuts) {
-  if (!op.is("linear") || op.operands.size() != 3 || !op.operands[1]->producer()->is("param")) return false;
+  if (!op.is("linear", "matmul") || op.operands.size() != 3 || !op.operands[1]->producer()->is("param")) return false;
+  if (op.operands[1]->type().dims.size() != 2) return false;
   const auto cut = cuts.find(op.operands[1]->producer()->attr<std::string>("name"));
-  return cut != cuts.end() && cut->second == 1;
+  return cut != cuts.end() && cut->second == (op.is("linear") ? 1 : 0);
 }
 
 }  // namespace
@@ -29,7 +30,7 @@ void take_biases_apart(Graph& graph, const std::map<std::string, int64_t>& cuts)
   for (Op* op : biased) {
     const auto place = build.before(op);
     Value* old = op->result();
-    Value* product = place.value("linear", {op->operands[0], op->operands[1]}, old->type(), old->name() + ".product");
+    Value* product = place.value(op->opcode, {op->operands[0], op->operands[1]}, old->type(), old->name() + ".product");
     build.take_place(old, place.value("aten.add.Tensor", {product, op->operands[2]}, old->type(), "biased"));
     product_of[op] = product->producer();
   }

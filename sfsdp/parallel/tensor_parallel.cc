@@ -16,22 +16,27 @@ TensorParallel tensor_parallel(std::vector<TensorParallelRule> rules, TensorPara
   for (const TensorParallelRule& rule : rules) {
     if (rule.pattern.empty())
       throw UserError("tensor_parallel: a rule without a pattern\n  expected a path such as *.w1");
-    if (rule.cut.dim < 0)
-      throw UserError(concat("tensor_parallel: ", rule.pattern, " has Shard(", rule.cut.dim,
-                             ")\n  expected a dimension, counted from 0"));
+    if (rule.cut.dim < 0 || rule.cut.blocks < 1)
+      throw UserError(concat("tensor_parallel: ", rule.pattern, " has ", to_string(rule.cut),
+                             "\n  expected a dimension, counted from 0, and 1 or more blocks"));
   }
   for (const Constraint& constraint : options.constraints)
-    if (constraint.pattern.empty() || (constraint.cut && constraint.cut->dim < 0))
+    if (constraint.pattern.empty() || (constraint.cut && (constraint.cut->dim < 0 || constraint.cut->blocks != 1)))
       throw UserError(concat("tensor_parallel: ", to_string(constraint),
-                             "\n  expected the path of a module, and a dimension, counted from 0, or Replicate()"));
+                             "\n  expected the path of a module, and a dimension, counted from 0, without blocks, or "
+                             "Replicate()"));
   return {std::move(rules), std::move(options)};
+}
+
+std::string to_string(const Shard& cut) {
+  return concat("Shard(", cut.dim, cut.blocks == 1 ? "" : concat(", {.blocks = ", cut.blocks, "}"), ")");
 }
 
 Constraint constrain(std::string pattern, Shard cut) { return {std::move(pattern), cut}; }
 Constraint constrain(std::string pattern, Replicate) { return {std::move(pattern)}; }
 std::string to_string(const Constraint& constraint) {
-  return concat("constrain(\"", constraint.pattern, "\", ",
-                constraint.cut ? concat("Shard(", constraint.cut->dim, ")") : "Replicate()", ")");
+  return concat("constrain(\"", constraint.pattern, "\", ", constraint.cut ? to_string(*constraint.cut) : "Replicate()",
+                ")");
 }
 
 namespace parallel {
@@ -56,8 +61,12 @@ std::string_view module_of(std::string_view path) {
   return dot == std::string_view::npos ? std::string_view() : path.substr(0, dot);
 }
 
+std::string text_of(const TensorParallelRule& rule) {
+  return concat("tensor_parallel: {\"", rule.pattern, "\", ", to_string(rule.cut), "}");
+}
+
 [[noreturn]] void refuse_rule(const TensorParallelRule& rule, const std::vector<std::string>& paths, bool is_named) {
-  const std::string what = concat("tensor_parallel: {\"", rule.pattern, "\", Shard(", rule.cut.dim, ")}");
+  const std::string what = text_of(rule);
   if (is_named)
     throw UserError(concat(what, ": no parameter that it names has a dimension ", rule.cut.dim,
                            "\n  expected Shard(0) for the rows of a weight, Shard(1) for its columns"));
@@ -69,12 +78,22 @@ std::string_view module_of(std::string_view path) {
 
 void check_divides(const TensorParallelRule& rule, const std::string& path, int64_t size, int64_t ranks,
                    bool is_vocabulary) {
-  if (size % ranks == 0 || is_vocabulary) return;
+  const int64_t blocks = rule.cut.blocks;
+  const auto what = [&](const char* verb) {
+    return concat(text_of(rule), verb, "dimension ", rule.cut.dim, " of ", path, ", of size ", size);
+  };
+  if (size % blocks != 0)
+    throw UserError(
+        concat(what(" takes for blocks of one size "),
+               "\n  expected as many blocks as are put side by side there, such as 3 of q, k and v; those of "
+               "several sizes have no rule yet"));
+  const int64_t block = size / blocks;
+  if (block % ranks == 0 || (is_vocabulary && blocks == 1)) return;
   int64_t nearest = ranks;
-  while (size % nearest != 0) --nearest;
-  throw UserError(concat("tensor_parallel: {\"", rule.pattern, "\", Shard(", rule.cut.dim, ")} cuts dimension ",
-                         rule.cut.dim, " of ", path, ", of size ", size, ", over tp = ", ranks,
-                         "\n  expected a divisor of it: the nearest below is tp = ", nearest));
+  while (block % nearest != 0) --nearest;
+  throw UserError(concat(what(" cuts "), blocks == 1 ? "" : concat(" in ", blocks, " blocks"), ", over tp = ", ranks,
+                         "\n  expected a divisor of ", blocks == 1 ? "it" : "a block",
+                         ": the nearest below is tp = ", nearest));
 }
 
 // The parameter that the value is, in another dtype or under another view; nullptr: none.
@@ -115,7 +134,7 @@ bool names(std::string_view pattern, std::string_view path) {
   });
 }
 
-std::map<std::string, int64_t> find_cuts(const ir::Graph& graph, const TensorParallel& tensor, int64_t ranks) {
+std::map<std::string, Shard> find_cuts(const ir::Graph& graph, const TensorParallel& tensor, int64_t ranks) {
   std::map<std::string, const ir::Type*> params;
   std::vector<std::string> paths;
   for (const auto& op : graph.ops()) {
@@ -124,7 +143,7 @@ std::map<std::string, int64_t> find_cuts(const ir::Graph& graph, const TensorPar
     params[paths.back()] = &op->result()->type();
   }
   const std::set<std::string> vocabularies = find_vocabularies(graph);
-  std::map<std::string, int64_t> cuts;
+  std::map<std::string, Shard> cuts;
   for (const TensorParallelRule& rule : tensor.rules) {
     bool is_named = false, is_used = false;
     for (const std::string& path : paths) {
@@ -133,7 +152,7 @@ std::map<std::string, int64_t> find_cuts(const ir::Graph& graph, const TensorPar
       const auto& dims = params.at(path)->dims;
       if (rule.cut.dim >= std::ssize(dims)) continue;
       is_used = true;
-      if (!cuts.emplace(path, rule.cut.dim).second) continue;
+      if (!cuts.emplace(path, rule.cut).second) continue;
       check_divides(rule, path, dims[static_cast<size_t>(rule.cut.dim)].size, ranks,
                     rule.cut.dim == 0 && vocabularies.contains(path));
     }

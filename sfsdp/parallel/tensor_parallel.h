@@ -13,11 +13,19 @@
 
 namespace sfsdp {
 
-// A dimension that an axis cuts into equal parts.
+struct ShardOptions {
+  // A weight that holds as many equal blocks side by side in the dimension, such as q, k and v: each rank has its part of each.
+  int64_t blocks = 1;
+};
+
+// A dimension that an axis cuts into equal parts: Shard(0), or of each of 3 blocks Shard(0, {.blocks = 3}).
 struct Shard {
   int64_t dim = 0;
-  explicit constexpr Shard(int64_t d) : dim(d) {}
+  int64_t blocks = 1;
+  explicit constexpr Shard(int64_t d, ShardOptions options = {}) : dim(d), blocks(options.blocks) {}
+  bool operator==(const Shard&) const = default;
 };
+std::string to_string(const Shard& cut);  // "Shard(0, {.blocks = 3})"
 
 // Parameters by path, or by the path of their module: of that one's those that have the dimension. * is any text, ? one character;
 // "*." in front stands for no text too; "a.x|y" is "a.x" or "a.y".
@@ -75,8 +83,8 @@ bool names_itself(std::string_view pattern, std::string_view path);
 
 // Which dimension of which parameters of the graph the rules cut, by name, over an axis of `ranks`.
 //   throws: UserError for a rule that names no parameter, none that has its dimension, or one that the ranks do not divide, other than
-//           rows of a vocabulary (pad_vocabularies.h)
-std::map<std::string, int64_t> find_cuts(const ir::Graph& graph, const TensorParallel& tensor, int64_t ranks);
+//           rows of a vocabulary (pad_vocabularies.h); for blocks that do not divide the dimension, or that the ranks do not divide
+std::map<std::string, Shard> find_cuts(const ir::Graph& graph, const TensorParallel& tensor, int64_t ranks);
 
 }  // namespace parallel
 }  // namespace sfsdp

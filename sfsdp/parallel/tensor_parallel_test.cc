@@ -31,17 +31,20 @@ ir::Graph params() {
 }
 
 TEST_CASE("tensor_parallel: the first rule that names a parameter counts, a bias is cut with rows alone") {
-  using Cuts = std::map<std::string, int64_t>;
+  using Cuts = std::map<std::string, Shard>;
   CHECK(find_cuts(params(), tensor_parallel({{"*.w1", Shard(0)}, {"*.w2", Shard(1)}}), 2) ==
-        Cuts{{"mlp.w1.weight", 0}, {"mlp.w1.bias", 0}, {"mlp.w2.weight", 1}});
+        Cuts{{"mlp.w1.weight", Shard(0)}, {"mlp.w1.bias", Shard(0)}, {"mlp.w2.weight", Shard(1)}});
   CHECK(find_cuts(params(), tensor_parallel({{"*.w1.weight", Shard(1)}, {"*", Shard(0)}}), 2) ==
-        Cuts{{"mlp.w1.weight", 1}, {"mlp.w1.bias", 0}, {"mlp.w2.weight", 0}, {"mlp.w2.bias", 0}});
+        Cuts{{"mlp.w1.weight", Shard(1)},
+             {"mlp.w1.bias", Shard(0)},
+             {"mlp.w2.weight", Shard(0)},
+             {"mlp.w2.bias", Shard(0)}});
 }
 
 TEST_CASE("tensor_parallel: a rule of a plan for several models may name nothing") {
-  using Cuts = std::map<std::string, int64_t>;
+  using Cuts = std::map<std::string, Shard>;
   CHECK(find_cuts(params(), tensor_parallel({{"*.experts.w1", Shard(1), true}, {"*.w2.weight", Shard(1), true}}), 2) ==
-        Cuts{{"mlp.w2.weight", 1}});
+        Cuts{{"mlp.w2.weight", Shard(1)}});
 }
 
 void expect_refused(const std::vector<TensorParallelRule>& rules, int64_t ranks, const char* what) {

@@ -73,7 +73,7 @@ const auto kMakeGpt = [] {
 const std::vector<TensorParallelRule> kLlamaRules = {
     {"*.wq|wk|wv|w1|w3", Shard(0)}, {"*.wo|w2", Shard(1)}, {"tok_embeddings|output", Shard(0)}};
 const std::vector<TensorParallelRule> kGptRules = {
-    {"*.mlp.c_fc", Shard(0)}, {"*.mlp.c_proj", Shard(1)}, {"wte", Shard(0)}};
+    {"*.c_attn", Shard(0, {.blocks = 3})}, {"*.c_fc", Shard(0)}, {"*.c_proj", Shard(1)}, {"wte", Shard(0)}};
 
 // What both kinds of choices have at their ends.
 void set_options(testing::Case& c, int stage, int remat, int micro_batches, int executor) {

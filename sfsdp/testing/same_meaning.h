@@ -21,8 +21,18 @@ namespace sfsdp::testing {
 
 using ir::interp::Array;
 
+// A weight that is cut in its blocks (parallel/separate_blocks.h), with these as the dimension that its type has for them.
+inline Array with_blocks(Array whole, const ir::Type& type) {
+  if (whole.shape.size() == type.dims.size()) return whole;
+  const int64_t ranks = ir::interp::numel(whole.shape) / type.numel();
+  whole.shape.clear();
+  for (const ir::Dim& dim : type.dims) whole.shape.push_back(dim.split.empty() ? dim.size : dim.size * ranks);
+  return whole;
+}
+
 // A rank's part of what the type says is cut in one dimension, and zeros where the last ranks have fewer.
-inline Array part_of(const Array& whole, const ir::Type& type, size_t rank) {
+inline Array part_of(const Array& given, const ir::Type& type, size_t rank) {
+  const Array whole = with_blocks(given, type);
   Array part = whole;
   part.shape = type.shape();
   part.data.resize(std::max(part.data.size(), static_cast<size_t>(ir::interp::numel(part.shape))));

@@ -37,19 +37,21 @@ class Counted {
   std::vector<std::pair<std::string, int64_t>> lines_;
 };
 
-void explain_parameters(const ir::Graph& graph, const TensorParallel& tensor,
-                        const std::map<std::string, int64_t>& cuts, std::ostream& out) {
+void explain_parameters(const ir::Graph& graph, const TensorParallel& tensor, const std::map<std::string, Shard>& cuts,
+                        std::ostream& out) {
   Counted cut, whole;
   for (const auto& op : graph.ops()) {
     if (!op->is("param")) continue;
     const auto name = op->attr<std::string>("name");
     const auto found = cuts.find(name);
     const auto rule = std::ranges::find_if(tensor.rules, [&](const TensorParallelRule& r) {
-      return parallel::names(r.pattern, name) && (found == cuts.end() || r.cut.dim == found->second);
+      return parallel::names(r.pattern, name) && (found == cuts.end() || r.cut == found->second);
     });
     const std::string path = with_stars(name);
     if (found != cuts.end())
-      cut.add(concat(path, "  ", op->result()->type(), ", dimension ", found->second, ": ", rule->pattern));
+      cut.add(concat(path, "  ", op->result()->type(), ", dimension ", found->second.dim,
+                     found->second.blocks == 1 ? "" : concat(" in ", found->second.blocks, " blocks"), ": ",
+                     rule->pattern));
     else
       whole.add(
           concat(path, "  ", op->result()->type(),
@@ -131,7 +133,7 @@ void explain_partition(ir::Graph& graph, const Strategy& strategy, const step::S
           ir::to_string(move.section), "  ", with_stars(move.path), "  ", move.opcode, " of ",
           train::bytes_text(move.bytes), ", as ", move.reader,
           move.reader_path.empty() || move.reader_path == move.path ? "" : concat(" at ", with_stars(move.reader_path)),
-          " wants it"));
+          " wants it", move.cure.empty() ? "" : concat("; ", move.cure)));
     out << "  made to lie otherwise\n";
     moves.print(out);
     if (is_sequence_axis(axes[i])) explain_attention(attention, asked, out);

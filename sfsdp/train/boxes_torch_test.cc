@@ -45,6 +45,14 @@ std::vector<DeviceMesh> ten_meshes() {
           mesh_of(1, 2, 2), mesh_of(2, 1, 2), mesh_of(1, 4, 1), mesh_of(2, 2, 2), mesh_of(1, 2, 4)};
 }
 
+const TensorParallel kGptRules =
+    tensor_parallel({{"*.c_attn", Shard(0, {.blocks = 3})}, {"*.c_fc", Shard(0)}, {"*.c_proj", Shard(1)}});
+const std::map<std::string, HfConfig::Value> kGptArgs = {{"dim", int64_t{20}},
+                                                         {"n_layers", int64_t{2}},
+                                                         {"n_heads", int64_t{4}},
+                                                         {"vocab_size", int64_t{29}},
+                                                         {"max_positions", int64_t{16}}};
+
 const TensorParallel kLlamaRules = tensor_parallel({{"*.wq|wk|wv|w1|w3", Shard(0)}, {"*.wo|w2", Shard(1)}});
 
 models::Llama3 make_wide_llama() {  // whose FFN four ranks divide
@@ -176,6 +184,26 @@ TEST_CASE("a Llama trained on any of ten meshes goes on on any other with the sa
   });
 }
 
+// Three blocks, each cut: a box of [3, D, D], whose checkpoint says the shape [3 D, D] all the same.
+TEST_CASE("a GPT whose fused weights are cut, in blocks or not, goes on on any other mesh with the same bits") {
+  const TensorParallel in_one_range = tensor_parallel({{"*.c_attn|c_fc", Shard(0)}, {"*.c_proj", Shard(1)}});
+  std::vector<std::shared_ptr<Program>> programs;
+  for (const DeviceMesh& mesh :
+       {mesh_of(1, 1, 1), mesh_of(1, 1, 2), mesh_of(1, 1, 4), mesh_of(1, 2, 2), mesh_of(2, 1, 2)})
+    programs.push_back(program_of(testing::make_gpt, mesh, kGptRules));
+  programs.push_back(program_of(testing::make_gpt, mesh_of(1, 1, 2), in_one_range));
+  programs.push_back(program_of(testing::make_gpt, mesh_of(1, 2, 4), in_one_range));
+  expect_any_to_any(programs, hf_config_of("gpt", kGptArgs, *programs[0]),
+                    [](const checkpoint::Manifest& manifest, const DeviceMesh& mesh) {
+                      const auto tp = static_cast<size_t>(mesh.size("tp"));
+                      for (const char* name : {"h.1.attn.c_attn.weight", "h.1.attn.c_attn.bias.exp_avg"}) {
+                        const checkpoint::StoredTensor& stored = *manifest.find(name);
+                        CHECK(stored.boxes.size() == (tp == 1 ? 0 : tp));
+                        CHECK(stored.shape[0] == 60);
+                      }
+                    });
+}
+
 // A rank has some experts over ep, and a part of each over tp.
 TEST_CASE("a mixture trained over ep, tp or both goes on on any other mesh with the same bits, and is exported alike") {
   models::DeepSeekV3Args args;
@@ -294,12 +322,8 @@ TEST_CASE("a Hugging Face folder fills any mesh with the same bits: heads in ano
           {"head_dim", int64_t{6}},
           {"vocab_size", int64_t{29}},
           {"hidden_dim", int64_t{36}}});
-  expect(testing::make_gpt, gpt_rules, "gpt",
-         {{"dim", int64_t{20}},
-          {"n_layers", int64_t{2}},
-          {"n_heads", int64_t{4}},
-          {"vocab_size", int64_t{29}},
-          {"max_positions", int64_t{16}}});
+  expect(testing::make_gpt, gpt_rules, "gpt", kGptArgs);
+  expect(testing::make_gpt, kGptRules, "gpt", kGptArgs);
 }
 
 TEST_CASE("a Hugging Face folder with a number that is none: the element is named as one of the whole tensor") {

@@ -238,6 +238,30 @@ ExpertParallelOptions expert_parallel_of(const JobConfig& config) {
           .capacity = config.parallelism.expert_parallel_capacity};
 }
 
+namespace {
+
+// What stands before the last =.
+std::string pattern_of(const std::string& entry) {
+  return std::string(trim(std::string_view(entry).substr(0, entry.rfind('='))));
+}
+
+// Of "*.c_attn=0:3" dimension 0, of each of 3 blocks.
+Shard shard_of(const std::string& entry) {
+  const size_t equals = entry.rfind('=');
+  const std::string_view text = equals == std::string::npos ? "" : std::string_view(entry).substr(equals + 1);
+  const size_t colon = text.find(':');
+  const int64_t dim = parse_int(trim(text.substr(0, colon))).value_or(-1);
+  const int64_t blocks = colon == text.npos ? 1 : parse_int(trim(text.substr(colon + 1))).value_or(0);
+  if (dim < 0 || blocks < 1 || pattern_of(entry).empty())
+    throw UserError(
+        concat("parallelism.tensor_parallel_plan: ", entry,
+               "\n  expected a pattern, = and a dimension, such as *.wq|wk|wv=0, or with blocks that are side "
+               "by side there, as q, k and v in *.c_attn=0:3"));
+  return Shard(dim, {.blocks = blocks});
+}
+
+}  // namespace
+
 TensorParallel tensor_parallel_of(const JobConfig& config) {
   const Parallelism& p = config.parallelism;
   AsyncProducts async = AsyncProducts::Off;
@@ -253,16 +277,7 @@ TensorParallel tensor_parallel_of(const JobConfig& config) {
                            ": nothing says which weights are cut\n  expected parallelism.tensor_parallel_plan, such as "
                            "[\"*.q_proj|k_proj|v_proj=0\", \"*.o_proj=1\"]"));
   std::vector<TensorParallelRule> rules;
-  for (const std::string& entry : plan) {
-    const size_t equals = entry.rfind('=');
-    const int64_t dim =
-        equals == std::string::npos ? -1 : parse_int(trim(std::string_view(entry).substr(equals + 1))).value_or(-1);
-    const std::string pattern(trim(std::string_view(entry).substr(0, equals)));
-    if (dim < 0 || pattern.empty())
-      throw UserError(concat("parallelism.tensor_parallel_plan: ", entry,
-                             "\n  expected a pattern, = and a dimension, such as *.wq|wk|wv=0"));
-    rules.push_back({pattern, Shard(dim), !is_own});
-  }
+  for (const std::string& entry : plan) rules.push_back({pattern_of(entry), shard_of(entry), !is_own});
   std::vector<Constraint> constraints;
   for (const std::string& entry : p.tensor_parallel_constraints) {
     const size_t equals = entry.rfind('=');

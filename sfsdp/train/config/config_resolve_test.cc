@@ -70,13 +70,14 @@ TEST_CASE("config_resolve: what tensor_parallel_degree cuts is the model's plan,
   config.parallelism.tensor_parallel_degree = 1;  // compile says that there is nothing to send
   CHECK(tensor_parallel_of(config).options.async_products == AsyncProducts::Everywhere);
   config.parallelism.tensor_parallel_degree = 2;
-  config.parallelism.tensor_parallel_plan = {"*.q_proj|k_proj = 0", "*.o_proj=1"};
+  config.parallelism.tensor_parallel_plan = {"*.q_proj|k_proj = 0", "*.o_proj=1", "*.c_attn=0 : 3"};
   config.parallelism.enable_sequence_parallel = false;
   const TensorParallel own = tensor_parallel_of(config);
-  REQUIRE(own.rules.size() == 2);
+  REQUIRE(own.rules.size() == 3);
   CHECK(own.rules[0].pattern == "*.q_proj|k_proj");
   CHECK(own.rules[0].cut.dim == 0);
-  CHECK(own.rules[1].cut.dim == 1);
+  CHECK(own.rules[1].cut == Shard(1));
+  CHECK(own.rules[2].cut == Shard(0, {.blocks = 3}));
   CHECK_FALSE(own.rules[1].may_name_nothing);
   CHECK_FALSE(own.options.sequence_parallel);
   config.parallelism.tensor_parallel_constraints = {"norm = whole", "layers.*.attention=1"};
@@ -93,7 +94,8 @@ TEST_CASE("config_resolve: what tensor_parallel_degree cuts is the model's plan,
         "parallelism.enable_async_tensor_parallel: no product");
   CHECK(with_keys("tensor_parallel: constrain(\"n\", Replicate()) names no module") ==
         "parallelism.tensor_parallel_constraints: constrain(\"n\", Replicate()) names no module");
-  for (const char* wrong : {"*.q_proj", "*.q_proj=-1", "=0", "*.q_proj=x"}) {
+  for (const char* wrong :
+       {"*.q_proj", "*.q_proj=-1", "=0", "*.q_proj=x", "*.c_attn=0:0", "*.c_attn=0:", "*.c_attn=:3"}) {
     config.parallelism.tensor_parallel_plan = {wrong};
     CHECK_THROWS_WITH_AS(tensor_parallel_of(config), doctest::Contains("expected a pattern, = and a dimension"),
                          UserError);
