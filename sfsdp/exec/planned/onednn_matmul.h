@@ -7,7 +7,7 @@
 
 namespace sfsdp::exec {
 
-// Whether this LibTorch offers it.
+// Whether this LibTorch offers it on the processor that this runs on: none without AVX-512 has been seen to.
 bool has_onednn_matmul();
 
 // out = beta · out + a · b.
