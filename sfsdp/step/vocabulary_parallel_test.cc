@@ -183,7 +183,7 @@ TEST_CASE("with sequence parallelism the sums of a vocabulary are reduce_scatter
                {"fwd all_gather f32[6, 48]", 1},
                {"bwd reduce_scatter f32[2, 12, 24]", 1},
                {"bwd all_gather f32[4, 12, 24]", 1},  // of the table's gradient
-               {"bwd all_reduce f32[64]", 1}});       // of the last norm's, in its bucket
+               {"bwd all_reduce f32[192]", 1}});      // of all norms', 64 of each bucket
 }
 
 }  // namespace
