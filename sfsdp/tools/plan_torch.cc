@@ -109,7 +109,8 @@ int run_plan(const Request& request, std::ostream& out, std::ostream& err) {
   if (request.has("explain")) {
     train::CapturedJob capture = train::capture_job(config);
     const CompileOptions& compiled = job.program->options();
-    step::StepOptions step = {.tune = compiled.tune};
+    step::StepOptions step;
+    step.tune = compiled.tune;
     step.pipeline.remat = compiled.pipeline.remat;
     step.pipeline.fuse = compiled.pipeline.fuse;
     explain_partition(capture.graph, job.program->strategy(), step, out);
