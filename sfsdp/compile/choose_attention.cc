@@ -76,9 +76,10 @@ Type lying_like(const Type& whole, const Shape& shape) {
   if (std::ranges::is_sorted(order)) return type;
   type.strides.resize(shape.size());
   int64_t stride = 1;
-  for (auto dim = order.rbegin(); dim != order.rend(); ++dim) {
-    type.strides[static_cast<size_t>(*dim)] = stride;
-    stride *= shape[static_cast<size_t>(*dim)];
+  for (size_t i = order.size(); i > 0; --i) {
+    const auto dim = static_cast<size_t>(order[i - 1]);
+    type.strides[dim] = stride;
+    stride *= shape[dim];
   }
   return type;
 }
