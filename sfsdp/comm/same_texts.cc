@@ -2,6 +2,7 @@
 #include "sfsdp/comm/same_texts.h"
 
 #include <bit>
+#include <map>
 #include <vector>
 
 #include "sfsdp/base/check.h"
@@ -94,7 +95,8 @@ void expect_same_hash(CommWorld& world, uint64_t hash, const std::function<std::
                       std::span<const RankNumber> numbers, const std::string& failure) {
   const auto group = world.all_ranks(kGroup);
   std::vector<uint64_t> mine = {failure.empty() ? 0U : 1U, hash};
-  for (const RankNumber& number : numbers) mine.push_back(bits_of(number));
+  for (const RankNumber& number : numbers)
+    mine.insert(mine.end(), {bits_of(number), static_cast<uint64_t>(number.group)});
   const std::vector<uint64_t> all = gather(*group, mine, "program hash");
   const auto of = [&](int rank, size_t i) { return all[static_cast<size_t>(rank) * mine.size() + i]; };
   for (int r = 0; r < group->size(); ++r)
@@ -104,12 +106,17 @@ void expect_same_hash(CommWorld& world, uint64_t hash, const std::function<std::
       expect_same_texts(world, texts());
       SFSDP_CHECK(false, "ranks 0 and ", r, " have other hashes of the same texts");
     }
-  for (size_t i = 0; i < numbers.size(); ++i)
-    for (int r = 1; r < group->size(); ++r)
-      if (of(r, i + 2) != of(0, i + 2))
-        throw UserError(concat("rank 0 and rank ", r, " have different ", numbers[i].name, ": ",
-                               text_of_bits(numbers[i], of(0, i + 2)), " and ", text_of_bits(numbers[i], of(r, i + 2)),
-                               "\n  expected the same on all ranks"));
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const size_t bits = 2 + 2 * i, key = bits + 1;
+    std::map<uint64_t, int> first;  // rank of each group
+    for (int r = 0; r < group->size(); ++r) {
+      const int like = first.try_emplace(of(r, key), r).first->second;
+      if (of(r, bits) != of(like, bits))
+        throw UserError(concat("rank ", like, " and rank ", r, " have different ", numbers[i].name, ": ",
+                               text_of_bits(numbers[i], of(like, bits)), " and ", text_of_bits(numbers[i], of(r, bits)),
+                               "\n  ", numbers[i].advice));
+    }
+  }
 }
 
 }  // namespace sfsdp::comm

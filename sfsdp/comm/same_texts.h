@@ -29,10 +29,12 @@ std::vector<uint64_t> gather_numbers(CommWorld& world, const std::vector<uint64_
 //   throws: UserError on all ranks, of the first text that differs: both ranks, the first line, meaning, advice
 void expect_same_texts(CommWorld& world, std::span<const RankText> texts);
 
-// A number that is to be the same on all ranks, bit for bit.
+// A number that is to be the same, bit for bit, on all ranks that give one `group`.
 struct RankNumber {
   const char* name;                     // "Step::lr"
   std::variant<double, int64_t> value;  // this rank's
+  int64_t group = 0;
+  const char* advice = "expected the same on all ranks";
 };
 
 // The same for texts that are compared often: `hash` stands for them, `texts` is called only where hashes differ.

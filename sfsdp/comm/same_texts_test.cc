@@ -137,6 +137,16 @@ TEST_CASE("numbers go with the hash; the first that differs is told on all ranks
   });
 }
 
+TEST_CASE("a number of a group is compared among its ranks alone") {
+  testing::run_ranks(4, [](CommWorld& world) {
+    const int64_t pair = world.rank() / 2, own = world.rank();
+    const RankNumber alike[] = {{"samples", 10 + pair, pair}}, other[] = {{"samples", 10 + own, pair, "expected two"}};
+    expect_same_hash(world, 5, nullptr, alike);
+    CHECK_THROWS_WITH_AS(expect_same_hash(world, 5, nullptr, other),
+                         "rank 0 and rank 1 have different samples: 10 and 11\n  expected two", UserError);
+  });
+}
+
 TEST_CASE("whole numbers are compared as such: those above 2^53 too") {
   testing::run_ranks(2, [](CommWorld& world) {
     const RankNumber step[] = {{"step", (int64_t{1} << 60) + world.rank()}};

@@ -204,11 +204,19 @@ struct Step::Impl {
     rows[0] = rows[0] == 0 ? 0 : mine.length / (numel / rows[0]);
     return local(t).view(rows);
   }
-  // What this rank is about to run, when all ranks have found the same, with the same learning rate and number of steps:
-  // a collective call. A rank whose `find` throws takes the others along, as they would wait for it.
-  Held<const Program::Variant> agree(const Step& step, const std::function<Held<const Program::Variant>()>& find) {
+  // What this rank is about to run, when all ranks have found the same, with the same learning rate and number of steps, and ranks that
+  // differ along model axes alone the same samples: a collective call. A rank whose `find` throws takes the others along, as they would
+  // wait for it.
+  Held<const Program::Variant> agree(const Step& step, const std::vector<Batch>& batches,
+                                     const std::function<Held<const Program::Variant>()>& find) {
     if (!world) return find();
-    const comm::RankNumber numbers[] = {{"Step::lr", step.lr}, {"Step::step", step.step}};
+    const bool shares_samples = position.size < mesh.world_size();
+    const comm::RankNumber numbers[] = {{"Step::lr", step.lr},
+                                        {"Step::step", step.step},
+                                        {"samples, by their hash", shares_samples ? hash_of(batches) : 0, position.rank,
+                                         "expected one batch on all ranks that differ along tp, cp and ep alone: read "
+                                         "or draw samples by the place along data axes, such "
+                                         "as mesh.axis_rank(world->rank(), \"dp_shard\"), not by the rank"}};
     Held<const Program::Variant> variant;
     try {
       variant = find();
@@ -224,6 +232,17 @@ struct Step::Impl {
         *world, step.program().hash_of(*variant), [&] { return texts_of(*variant); }, numbers);
     agree_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return variant;
+  }
+  static int64_t hash_of(const std::vector<Batch>& batches) {
+    std::vector<uint64_t> hashes;
+    for (const Batch& batch : batches)
+      for (const at::Tensor& tensor : batch)
+        if (tensor.defined() && tensor.device().is_cpu()) {
+          const at::Tensor dense = tensor.contiguous();
+          hashes.push_back(
+              xxh3({static_cast<const std::byte*>(dense.const_data_ptr()), static_cast<size_t>(dense.nbytes())}));
+        }
+    return static_cast<int64_t>(xxh3(std::as_bytes(std::span(hashes))));
   }
   // What backward draws again, ATen's generator would draw otherwise: the reference executor keeps it.
   static bool runs_plans(const CompileOptions& options) {
@@ -320,7 +339,7 @@ Step::~Step() = default;
 Step::Step(Step&&) noexcept = default;
 
 StepResult Step::operator()(const std::vector<Batch>& micro_batches) {
-  const Held<const Program::Variant> variant = impl_->agree(*this, [&] {
+  const Held<const Program::Variant> variant = impl_->agree(*this, micro_batches, [&] {
     check_micro_batches(micro_batches, program_->options().micro_batches);
     if (!(lr >= 0) || std::isinf(lr))
       throw UserError(concat("step: Step::lr = ", lr, "\n  expected 0 or more, finite"));
@@ -348,7 +367,7 @@ std::shared_ptr<exec::Executor> Step::executor(const Batch& example) {
 }
 
 double Step::eval(const Batch& batch) {
-  const Held<const Program::Variant> variant = impl_->agree(*this, [&] {
+  const Held<const Program::Variant> variant = impl_->agree(*this, {batch}, [&] {
     check_values(batch);
     return program_->evaluation(batch);
   });

@@ -90,6 +90,24 @@ TEST_CASE(
                        doctest::Contains("cuts dimension 0 of head.bias, of size 3, over tp = 2"), UserError);
 }
 
+TEST_CASE("ranks that differ along tp alone are to have one batch: others are told, before each step and evaluation") {
+  const auto program =
+      compile_program(meta_init(kMakeMlp), kLoss, kOptimizer, rows(0, 0, 8),
+                      data_parallel(init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), {}, kMlpRules), {});
+  testing::run_ranks(4, [&](comm::CommWorld& world) {
+    Step step(program, &world);
+    const int64_t data_rank = world.rank() / 2;
+    const Batch own = rows(0, 4 * world.rank(), 8), shared = rows(0, 8 * data_rank, 8);
+    const char* expected = "rank 0 and rank 1 have different samples, by their hash: ";
+    CHECK_THROWS_WITH_AS(step(own), doctest::Contains(expected), UserError);
+    CHECK_THROWS_WITH_AS(step.eval(own), doctest::Contains(expected), UserError);
+    CHECK(std::isfinite(step(shared).loss));
+    const Batch late = world.rank() == 3 ? own : shared;
+    CHECK_THROWS_WITH_AS(step(late), doctest::Contains("rank 2 and rank 3 have different samples, by their hash: "),
+                         UserError);
+  });
+}
+
 // Masks of what is whole are those of one rank; what is cut is gathered before it is dropped.
 struct DroppingImpl : nn::Module {
   at::Tensor forward(const at::Tensor& x) {
