@@ -70,6 +70,21 @@ void set_strides(const Op& op, int result, const Type& whole, Type& part, std::s
   if (!ir::same_places(part, *strides)) part.strides = *strides;
 }
 
+// A view of what was gathered, which lies in memory without the gaps of what it was.
+void follow_operand(Op& op) {
+  const int aliased = ir::aliased_operand(op);
+  if (aliased < 0) return;
+  const std::vector<int64_t> strides = ir::strides_of(op.operands[static_cast<size_t>(aliased)]->type());
+  for (size_t r = 0; r < op.results().size(); ++r) {
+    Type type = op.results()[r]->type();
+    const auto geometry = ir::view_geometry(op, static_cast<int>(r), {strides, 0});
+    if (type.strides.empty() || !geometry || ir::same_places(type, geometry->strides)) continue;
+    type.strides.clear();
+    if (!ir::same_places(type, geometry->strides)) type.strides = geometry->strides;
+    op.results()[r]->set_type(type);
+  }
+}
+
 }  // namespace
 
 std::string_view verb_of(std::string_view axis) {
@@ -111,7 +126,10 @@ void localise(ir::Graph& graph, const MeshAxis& axis, const Placements& placemen
       }
       result->set_type(type);
     }
-    if (any) resize(*op, whole, axis.name);
+    if (any)
+      resize(*op, whole, axis.name);
+    else
+      follow_operand(*op);
   }
 }
 
