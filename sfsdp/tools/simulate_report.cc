@@ -23,6 +23,18 @@ double at_or_zero(const std::map<std::string, double>& by_kind, const std::strin
   return found == by_kind.end() ? 0 : found->second;
 }
 
+// What rank 0 waited for, by the axes of the communicator: "dp_shard", "dp_shard cp".
+std::map<std::string, double> exposed_by_axes(const sim::Simulation& simulation) {
+  std::map<int64_t, size_t> lane_of;
+  for (const sim::Event& event : simulation.events)
+    if (event.kind == sim::Event::Collective) lane_of[event.flow] = event.lane;
+  std::map<std::string, double> seconds;
+  for (size_t lane = 1; lane < simulation.lanes.size(); ++lane) seconds[simulation.lanes[lane]] = 0;
+  for (const sim::Event& event : simulation.events)
+    if (event.kind == sim::Event::Wait) seconds[simulation.lanes[lane_of.at(event.flow)]] += event.end - event.begin;
+  return seconds;
+}
+
 std::string by_stream(const sim::PyTorchMemory& memory, const std::function<std::string(std::string, int64_t)>& text) {
   std::vector<std::string> parts;
   for (size_t s = 0; s < sim::kPyTorchStreams; ++s)
@@ -138,6 +150,11 @@ void print_report(std::ostream& out, const SimulateReport& r) {
     const double contention = at_or_zero(s.contention_seconds, kind) * 1e3;
     out << (contention >= 0.005 ? concat(", ", fixed(contention, 2), " ms of it for shared links\n") : "\n");
   }
+  if (const auto by_axes = exposed_by_axes(s); by_axes.size() > 1) {
+    std::vector<std::string> parts;
+    for (const auto& [axes, seconds] : by_axes) parts.push_back(concat(axes, " ", fixed(seconds * 1e3, 2), " ms"));
+    out << "  exposed over " << join(parts, ", ") << "\n";
+  }
   out << memory_line(r) << "\n";
 }
 
@@ -182,7 +199,8 @@ void print_report_json(std::ostream& out, const SimulateReport& r) {
       << ", \"compute_seconds\": " << shortest(s.compute_seconds)
       << ", \"communication_seconds\": " << kinds(s.communication_seconds)
       << ", \"contention_seconds\": " << kinds(s.contention_seconds)
-      << ", \"exposed_seconds\": " << kinds(s.exposed_seconds) << ", \"op_classes\": " << op_classes_json(s)
+      << ", \"exposed_seconds\": " << kinds(s.exposed_seconds)
+      << ", \"exposed_seconds_by_axes\": " << kinds(exposed_by_axes(s)) << ", \"op_classes\": " << op_classes_json(s)
       << notes_json(r.notes) << ", \"state_bytes\": " << r.memory.state_bytes
       << ", \"arena_bytes\": " << r.memory.arena_bytes << ", \"live_bytes\": " << r.memory.live_bytes
       << ", \"peak_bytes\": " << r.peak_bytes() << ", \"room_bytes\": " << r.room_bytes() << pytorch_json(r)

@@ -20,6 +20,10 @@ python3 - "$dir" <<'PY'
 import json, sys
 read = lambda name: json.load(open(f"{sys.argv[1]}/{name}.json"))
 one, many, most, eager, compiled, jitter = (read(n) for n in ("8", "64", "512", "eager", "compile", "jitter"))
+for r in (one, jitter, read("hsdp")):  # waits are told by axes too
+    by_axes = r["exposed_seconds_by_axes"]
+    assert abs(sum(by_axes.values()) - sum(r["exposed_seconds"].values())) < 1e-9, by_axes
+    assert set(by_axes) == ({"dp_replicate", "dp_shard"} if "dp_replicate" in r["mesh"] else {"dp_shard"}), by_axes
 for r in (one, many, most, eager, compiled, jitter):
     assert r["step_seconds"] >= r["compute_seconds"] > 0 and 0 < r["mfu"] < 1
     assert r["arena_bytes"] >= r["live_bytes"] > 0
