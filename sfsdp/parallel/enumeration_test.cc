@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <iterator>
 #include <limits>
 #include <map>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/parallel/op_cuts.h"
 #include "sfsdp/parallel/partition.h"
@@ -313,10 +315,14 @@ double cost_of(const ir::Graph& graph) {
   return cost;
 }
 
+// SFSDP_ENUMERATION_SEEDS=200,2200: of other steps, which are told and held to nothing (docs/benchmarks.md has what they gave).
 TEST_CASE("partition against the best placements of 200 random steps: none sends more than 1 % more") {
   int64_t cut = 0, worse = 0, better = 0;
   double chosen = 0, best = 0;
-  for (uint64_t seed = 0; seed < 200; ++seed) {
+  const char* others = std::getenv("SFSDP_ENUMERATION_SEEDS");
+  const std::vector<std::string> ends = split(others ? others : "0,200", ',');
+  const auto end_of = [&](size_t k) { return static_cast<uint64_t>(parse_int(ends.at(k)).value()); };
+  for (uint64_t seed = end_of(0); seed < end_of(1); ++seed) {
     CAPTURE(seed);
     const RandomStep step = Writer(seed).write();
     ir::Graph graph = ir::parse_or_throw(step.text);
@@ -334,6 +340,7 @@ TEST_CASE("partition against the best placements of 200 random steps: none sends
   }
   MESSAGE(worse, " of ", cut, " steps send more than 1 % more than the best, ", better, " less, all together ",
           chosen / best, " times as much");
+  if (others) return;
   CHECK(cut > 100);
   CHECK(worse == 0);
   CHECK(better <= 1);
