@@ -18,6 +18,7 @@
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/parallel/context_parallel.h"
 #include "sfsdp/parallel/partition.h"
+#include "sfsdp/parallel/separate_blocks.h"
 #include "sfsdp/parallel/tensor_parallel.h"
 #include "sfsdp/passes/memory/chunk_loss.h"
 #include "sfsdp/passes/pass_manager.h"
@@ -138,7 +139,8 @@ ir::Graph partitioned(const Cut& c) {
   const ContextParallelOptions tokens, samples = {.load_balance = false};
   for (const MeshAxis& axis : c.axes)
     if (axis.name == "tp")
-      parallel::partition(graph, axis, parallel::find_cuts(graph, tensor, axis.size), tensor.options);
+      parallel::partition(graph, axis, parallel::separate_blocks(graph, parallel::find_cuts(graph, tensor, axis.size)),
+                          tensor.options);
     else
       parallel::partition(graph, axis, {}, {}, axis.name == "cp" ? &tokens : &samples);
   graph.view = ir::Graph::View::Local;
