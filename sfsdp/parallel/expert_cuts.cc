@@ -8,6 +8,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/ir/index.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/parallel/localise.h"
@@ -245,6 +246,16 @@ void throw_no_room(const std::string& axis, const Value& value, const Op* reader
       verb_of(axis), reader ? ir::opcode_at(*reader) : "the step", " wants ", ir::opcode_at(*value.producer()), " %",
       value.name(), " of all ranks' experts at once, and they have room for some rows\n  expected ops that make each ",
       "row of the same row between a mixture's exchanges, or no ExpertParallelOptions::capacity"));
+}
+
+void check_no_rows(const std::string& axis, const Value& value, const Op* reader) {
+  for (const ir::AxisPlacement& one : value.type().placements)
+    if (one.placement.kind == Placement::Kind::Rows)
+      throw UserError(concat(verb_of(axis), reader ? ir::opcode_at(*reader) : "the step", " wants all of ",
+                             ir::opcode_at(*value.producer()), " %", value.name(), " over ", axis,
+                             ", of which each rank of ", join(one.axes, ","),
+                             " has rows\n  expected rules for the width of each expert, which these ops make and then "
+                             "add up, such as {\"*.experts.w1|w3\", Shard(1)}, {\"*.experts.w2\", Shard(2)}"));
 }
 
 Value* make_exchange(const ir::Builder::Place& place, const Op& op, Value* index, Value* ends, const std::string& axis,

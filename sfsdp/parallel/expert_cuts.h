@@ -58,6 +58,11 @@ bool exchanges_less(const ir::Op& op, const std::vector<ir::Placement>& operands
 [[noreturn]] void throw_not_exchanged(const std::string& axis, const ir::Value& value, const ir::Op* reader);
 [[noreturn]] void throw_no_room(const std::string& axis, const ir::Value& value, const ir::Op* reader);
 
+// Over another axis than ep nothing joins or adds up a rank's rows of experts: their ranks have other numbers of them.
+//   reader: as above
+//   throws: UserError where the value is some, naming reader and value
+void check_no_rows(const std::string& axis, const ir::Value& value, const ir::Op* reader);
+
 // The all_to_all_v that does what the op does, beside it.
 //   index: row_index, as all ranks have it
 ir::Value* make_exchange(const ir::Builder::Place& place, const ir::Op& op, ir::Value* index, ir::Value* ends,

@@ -3,15 +3,19 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <string>
 
+#include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/parallel/expert_parallel.h"
+#include "sfsdp/parallel/model_parallel.h"
 #include "sfsdp/parallel/partition.h"
+#include "sfsdp/parallel/separate_blocks.h"
 #include "sfsdp/passes/pass_manager.h"
 #include "sfsdp/plan/verify/layouts.h"
 #include "sfsdp/plan/verify/rounds.h"
@@ -219,10 +223,61 @@ TEST_CASE(
     "partition over ep: experts that the ranks do not divide, and models without any, are refused with the cure") {
   const std::string text = with_ends(kForward, "%ends = full value=8 : i32[4]") + "    return %loss\n";
   CHECK_THROWS_WITH_AS(cut(text, 3), doctest::Contains("w1 has 4 experts, over ep = 3"), UserError);
-  CHECK_THROWS_WITH_AS(cut(text, 3), doctest::Contains("the nearest below is ep = 2"), UserError);
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
+  const auto expect_nearest = [&](std::vector<MeshAxis> mesh, int64_t ranks, const char* nearest) {
+    graph.mesh = std::move(mesh);
+    CHECK_THROWS_WITH_AS(find_experts(graph, {}, ranks),
+                         doctest::Contains(concat("the nearest below is ep = ", nearest).c_str()), UserError);
+  };
+  expect_nearest({{"ep", 3}}, 3, "1");
+  expect_nearest({{"dp_shard", 1}, {"ep", 6}}, 6, "2");  // of 6 ranks 4 cannot be
+  expect_nearest({{"dp_shard", 2}, {"ep", 6}, {"tp", 2}}, 6, "4");
   const ir::Graph none =
       ir::parse_or_throw("graph mesh [] view global\n  %x = input name=x : f32[8, 3]\n  return %x\n");
   CHECK_THROWS_WITH_AS(find_experts(none, {}, 2), doctest::Contains("such as *.experts, or ep = 1"), UserError);
+}
+
+TEST_CASE(
+    "apply_model_parallel: experts that tp would cut as well as ep are refused, with a rule that cuts within them") {
+  std::string text = with_ends(kForward, "%ends = full value=8 : i32[4]") + "    return %loss\n";
+  std::ranges::replace(text, '5', '6');  // a width that 2 ranks divide
+  const auto apply = [&](std::vector<TensorParallelRule> rules, std::vector<MeshAxis> axes = {{"ep", 2}, {"tp", 2}}) {
+    ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
+    apply_model_parallel(graph, data_parallel(DeviceMesh(std::move(axes)), {}, tensor_parallel(std::move(rules))));
+    CHECK(plan::verify_layouts(graph) == "");
+  };
+  CHECK_THROWS_WITH_AS(
+      apply({{"*.w1|w3", Shard(0)}, {"*.w2", Shard(2)}}),
+      "tensor_parallel: {\"*.w1|w3\", Shard(0)} cuts dimension 0 of moe.experts.w1, the experts, which ep = 2 cuts\n"
+      "  expected a rule before it that cuts within each expert, such as {\"moe.experts.w1\", Shard(1)}, or a pattern "
+      "that leaves them out",
+      UserError);
+  // 4 experts over tp = 3 would be a refusal too, whose cure would not help.
+  CHECK_THROWS_WITH_AS(apply({{"*.w2", Shard(0)}}, {{"ep", 2}, {"tp", 3}}),
+                       doctest::Contains("cuts dimension 0 of moe.experts.w2, the experts"), UserError);
+  apply({{"*.experts.w1", Shard(2)}, {"*.experts.w2", Shard(1)}, {"*.w1|w2", Shard(0)}});
+  apply({{"*.w1", Shard(0)}, {"*.w2", Shard(0)}}, {{"dp_shard", 2}, {"tp", 2}});
+  // What the first product adds up, of dimension 1 here, silu wants whole, of rows that no other rank of ep has.
+  for (size_t at; (at = text.find(", 3")) != std::string::npos;) text.replace(at, 3, ", 4");
+  CHECK_THROWS_WITH_AS(apply({{"*.w1", Shard(1)}}),
+                       doctest::Contains("tensor_parallel: aten.silu at moe.experts wants all of aten._grouped_mm at "
+                                         "moe.experts %h over tp, of which each rank of ep has rows"),
+                       UserError);
+}
+
+TEST_CASE("partition over tp: experts that are cut by their number, without ep, mean the same as on one rank") {
+  for (const int64_t ranks : {2, 4})
+    for (const std::string& ends : {ends_at(3, 3, 5, 8), ends_at(0, 0, 0, 8)}) {
+      const std::string text = with_ends(kForward, ends) + kBackward.substr(1);
+      for (const auto& rules : {tensor_parallel({{"*.w1|w2", Shard(0)}}), tensor_parallel({{"*.w1", Shard(0)}})}) {
+        ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
+        graph.mesh = {{"tp", ranks}};
+        graph.view = ir::Graph::View::Local;
+        partition(graph, {"tp", ranks}, separate_blocks(graph, find_cuts(graph, rules, ranks)), rules.options);
+        CHECK(plan::verify_layouts(graph) == "");
+        testing::expect_same_meaning(text, graph, ranks);
+      }
+    }
 }
 
 TEST_CASE("partition over ep: an op that reads the weights of all experts is refused by name, with the cure") {

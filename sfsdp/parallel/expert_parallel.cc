@@ -6,6 +6,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/parallel/nearest_degree.h"
 #include "sfsdp/parallel/tensor_parallel.h"
 
 namespace sfsdp::parallel {
@@ -35,13 +36,15 @@ int64_t count_experts(const ir::Graph& graph, const ExpertParallelOptions& optio
 std::map<std::string, int64_t> find_experts(const ir::Graph& graph, const ExpertParallelOptions& options,
                                             int64_t ranks) {
   std::map<std::string, int64_t> cuts;
-  for (const auto& [path, experts] : expert_parameters(graph, options)) {
-    if (experts % ranks != 0) {
-      int64_t nearest = ranks;
-      while (experts % nearest != 0) --nearest;
+  const std::map<std::string, int64_t> parameters = expert_parameters(graph, options);
+  const auto divides_all = [&](int64_t degree) {
+    return std::ranges::all_of(parameters, [&](const auto& one) { return one.second % degree == 0; });
+  };
+  for (const auto& [path, experts] : parameters) {
+    if (experts % ranks != 0)
       throw UserError(concat("expert_parallel: ", path, " has ", experts, " experts, over ep = ", ranks,
-                             "\n  expected a divisor of them: the nearest below is ep = ", nearest));
-    }
+                             "\n  expected a divisor of them, and of the ranks: the nearest below is ep = ",
+                             nearest_degree(graph.mesh, ranks, divides_all)));
     cuts.emplace(path, 0);
   }
   if (cuts.empty())

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "sfsdp/parallel/model_parallel.h"
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <ranges>
@@ -8,6 +9,9 @@
 #include <unordered_set>
 #include <vector>
 
+#include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/model_axis.h"
 #include "sfsdp/parallel/separate_blocks.h"
@@ -31,6 +35,24 @@ void drop_unread_views(ir::Graph& graph) {
   graph.erase(unread);
 }
 
+// Ranks of ep have some experts each; over tp each of these may be cut within, not their number again. Asked before the ranks are, as
+// no other degree would cure it.
+void check_cut_once(const ir::Graph& graph, const Strategy& strategy) {
+  const std::map<std::string, int64_t> experts = find_experts(graph, strategy.expert, strategy.axis_size("ep"));
+  for (const auto& op : graph.ops()) {
+    if (!op->is("param") || !experts.contains(op->attr<std::string>("name"))) continue;
+    const auto& path = op->attr<std::string>("name");
+    const auto rule = std::ranges::find_if(strategy.tensor.rules, [&](const TensorParallelRule& one) {
+      return names(one.pattern, path) && one.cut.dim < std::ssize(op->result()->type().dims);
+    });
+    if (rule == strategy.tensor.rules.end() || rule->cut.dim != experts.at(path)) continue;
+    throw UserError(concat("tensor_parallel: {\"", rule->pattern, "\", ", to_string(rule->cut), "} cuts dimension ",
+                           rule->cut.dim, " of ", path, ", the experts, which ep = ", strategy.axis_size("ep"),
+                           " cuts\n  expected a rule before it that cuts within each expert, such as {\"",
+                           with_stars(path), "\", ", to_string(Shard(1)), "}, or a pattern that leaves them out"));
+  }
+}
+
 PartitionReport cut_weights(ir::Graph& graph, const MeshAxis& axis, const TensorParallel& tensor) {
   const std::map<std::string, Shard> cuts = find_cuts(graph, tensor, axis.size);
   PartitionReport report = partition(graph, axis, separate_blocks(graph, cuts), tensor.options);
@@ -52,6 +74,7 @@ std::vector<PartitionReport> apply_model_parallel(ir::Graph& graph, const Strate
   if (axes.empty()) return {};
   name_ops(graph, canonical);
   graph.mesh = strategy.mesh.axes();
+  if (strategy.axis_size("ep") > 1 && strategy.axis_size("tp") > 1) check_cut_once(graph, strategy);
   std::vector<PartitionReport> reports;
   for (const std::string& axis : axes) {
     const int64_t ranks = strategy.mesh.size(axis), inner = strategy.axis_size("tp");

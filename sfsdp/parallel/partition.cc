@@ -316,7 +316,7 @@ class Partitioner {
     const RotateMethod method = method_of(op);
     if (op.is("sdpa", "sdpa_backward") && may_exchange_heads(op, operands)) {
       auto way = head_cut_of(op, axis_.size, inner_);
-      if (!way && method == RotateMethod::AllToAll) throw_no_heads(op, axis_, inner_);
+      if (!way && method == RotateMethod::AllToAll) throw_no_heads(op, graph_.mesh, axis_, inner_);
       if (way) ways.push_back({std::move(*way), Named::Heads});
       if (way && (op.is("sdpa_backward") || method == RotateMethod::AllToAll)) return std::move(ways[0]);
     }
@@ -513,6 +513,7 @@ class Partitioner {
     const char* opcode = wanted == kWhole ? (from == kSum ? "all_reduce" : "all_gather")
                          : is_cut(from)   ? "all_to_all"
                                           : (from == kSum ? "reduce_scatter" : "own_part");
+    if (from != kWhole) check_no_rows(axis_.name, *value, reader);
     report_move(opcode, *value, reader);
     if (reader && is_cut(from)) report_.moves.back().cure = cure_by_blocks(*reader, from);
     const bool balanced = context_ && context_->load_balance;

@@ -7,12 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/parallel/separate_blocks.h"
+#include "sfsdp/parallel/sequence_cuts.h"
 #include "sfsdp/plan/verify/layouts.h"
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/same_meaning.h"
@@ -461,6 +463,19 @@ TEST_CASE("partition: heads that the ranks do not divide are refused by name, wi
                        doctest::Contains("has 2 heads of keys and values, of which cp = 4 ranks cannot have equal "
                                          "parts\n  expected cp = 2, or another ContextParallelOptions::rotate_method"),
                        UserError);
+  // 4 heads have equal parts over 4 ranks, which 6 ranks do not come to and 12 do.
+  const ir::Graph four = ir::parse_or_throw(testing::dedent(sentences_of_four_heads()));
+  for (const auto& op : four.ops()) {
+    if (!op->is("sdpa", "sdpa_backward")) continue;
+    const auto expect = [&](const std::vector<MeshAxis>& mesh, int64_t inner, const char* degree) {
+      CHECK_THROWS_WITH_AS(throw_no_heads(*op, mesh, {"cp", 6}, inner),
+                           doctest::Contains(concat("expected cp = ", degree, ", or").c_str()), UserError);
+    };
+    expect({{"cp", 6}}, 1, "2");
+    expect({{"dp_shard", 2}, {"cp", 6}}, 1, "4");
+    expect({{"dp_shard", 2}, {"cp", 6}, {"tp", 2}}, 2, "2");
+    expect({{"cp", 6}, {"tp", 4}}, 4, "1");
+  }
 }
 
 }  // namespace

@@ -324,8 +324,9 @@ TEST_CASE("separate_blocks: blocks that are not those of the model, or of the ra
       "aten.split_with_sizes at attn takes 8 and 4 and 4 of the 16 of %h, which a rule cuts in 2 blocks of 8 over tp");
   expect_refused(kGated, {{"*.w13", Shard(0, {.blocks = 3})}}, 2,
                  "takes for blocks of one size dimension 0 of mlp.w13");
-  expect_refused(kGated, {{"*.w13", Shard(0, {.blocks = 2})}}, 16,
-                 "in 2 blocks, over tp = 16\n  expected a divisor of a block: the nearest below is tp = 8");
+  expect_refused(
+      kGated, {{"*.w13", Shard(0, {.blocks = 2})}}, 16,
+      "in 2 blocks, over tp = 16\n  expected a divisor of a block, and of the ranks: the nearest below is tp = 8");
   CHECK_THROWS_WITH_AS(tensor_parallel({{"*.w13", Shard(0, {.blocks = 0})}}), doctest::Contains("1 or more blocks"),
                        UserError);
   CHECK_THROWS_WITH_AS(tensor_parallel({}, {.constraints = {constrain("mlp", Shard(2, {.blocks = 2}))}}),

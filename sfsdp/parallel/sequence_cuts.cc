@@ -7,6 +7,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/parallel/nearest_degree.h"
 
 namespace sfsdp::parallel {
 namespace {
@@ -72,10 +73,9 @@ std::string why_no_heads(const Op& op, const MeshAxis& axis, int64_t inner) {
                 axis.size, inner > 1 ? concat(" times tp = ", inner) : std::string(), " ranks cannot have equal parts");
 }
 
-void throw_no_heads(const Op& op, const MeshAxis& axis, int64_t inner) {
-  const int64_t heads = op.operands[1]->type().dims[1].size;
-  int64_t legal = axis.size - 1;
-  while (legal > 1 && heads % (legal * inner) != 0) --legal;
+void throw_no_heads(const Op& op, const std::vector<MeshAxis>& mesh, const MeshAxis& axis, int64_t inner) {
+  const int64_t legal =
+      nearest_degree(mesh, axis.size, [&](int64_t degree) { return head_cut_of(op, degree, inner).has_value(); });
   throw UserError(concat("context_parallel: ", ir::opcode_at(op), ' ', why_no_heads(op, axis, inner), "\n  expected ",
                          axis.name, " = ", legal, ", or another ContextParallelOptions::rotate_method"));
 }

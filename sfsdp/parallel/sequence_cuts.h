@@ -33,9 +33,11 @@ std::optional<OpCut> head_cut_of(const ir::Op& op, int64_t ranks, int64_t blocks
 std::string why_no_heads(const ir::Op& op, const MeshAxis& axis, int64_t inner);
 
 // Where there is none that was asked for.
+//   mesh:  of which `axis` is one
 //   inner: ranks of the axis that cuts whole ranges of heads
-//   throws: UserError naming the op, its heads and how many ranks could have equal parts of them
-[[noreturn]] void throw_no_heads(const ir::Op& op, const MeshAxis& axis, int64_t inner);
+//   throws: UserError naming the op, its heads and how many of the mesh's ranks could have equal parts of them
+[[noreturn]] void throw_no_heads(const ir::Op& op, const std::vector<MeshAxis>& mesh, const MeshAxis& axis,
+                                 int64_t inner);
 
 // Makes `op` what it is on a rank: axis= of an attention, the sum in place of a mean.
 void lower_to_own_tokens(ir::Op& op, const MeshAxis& axis, const ContextParallelOptions& options);

@@ -9,6 +9,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/glob.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/parallel/nearest_degree.h"
 
 namespace sfsdp {
 
@@ -76,24 +77,38 @@ std::string text_of(const TensorParallelRule& rule) {
                          ", or that of its module", did_you_mean(rule.pattern, modules)));
 }
 
-void check_divides(const TensorParallelRule& rule, const std::string& path, int64_t size, int64_t ranks,
-                   bool is_vocabulary) {
-  const int64_t blocks = rule.cut.blocks;
-  const auto what = [&](const char* verb) {
-    return concat(text_of(rule), verb, "dimension ", rule.cut.dim, " of ", path, ", of size ", size);
+// A parameter that a rule cuts.
+struct Named {
+  const TensorParallelRule* rule;
+  std::string path;
+  int64_t size;  // of the dimension
+  bool is_vocabulary;
+
+  std::string text(const char* verb) const {
+    return concat(text_of(*rule), verb, "dimension ", rule->cut.dim, " of ", path, ", of size ", size);
+  }
+  bool is_cut_by(int64_t ranks) const {
+    return size / rule->cut.blocks % ranks == 0 || (is_vocabulary && rule->cut.blocks == 1);
+  }
+};
+
+void check_divides(const std::vector<Named>& all, const std::vector<MeshAxis>& mesh, int64_t ranks) {
+  for (const Named& named : all)
+    if (named.size % named.rule->cut.blocks != 0)
+      throw UserError(
+          concat(named.text(" takes for blocks of one size "),
+                 "\n  expected as many blocks as are put side by side there, such as 3 of q, k and v; those of "
+                 "several sizes have no rule yet"));
+  const auto cuts_all = [&](int64_t degree) {
+    return std::ranges::all_of(all, [&](const Named& named) { return named.is_cut_by(degree); });
   };
-  if (size % blocks != 0)
-    throw UserError(
-        concat(what(" takes for blocks of one size "),
-               "\n  expected as many blocks as are put side by side there, such as 3 of q, k and v; those of "
-               "several sizes have no rule yet"));
-  const int64_t block = size / blocks;
-  if (block % ranks == 0 || (is_vocabulary && blocks == 1)) return;
-  int64_t nearest = ranks;
-  while (block % nearest != 0) --nearest;
-  throw UserError(concat(what(" cuts "), blocks == 1 ? "" : concat(" in ", blocks, " blocks"), ", over tp = ", ranks,
-                         "\n  expected a divisor of ", blocks == 1 ? "it" : "a block",
-                         ": the nearest below is tp = ", nearest));
+  for (const Named& named : all) {
+    if (named.is_cut_by(ranks)) continue;
+    const int64_t blocks = named.rule->cut.blocks;
+    throw UserError(concat(named.text(" cuts "), blocks == 1 ? "" : concat(" in ", blocks, " blocks"),
+                           ", over tp = ", ranks, "\n  expected a divisor of ", blocks == 1 ? "it" : "a block",
+                           ", and of the ranks: the nearest below is tp = ", nearest_degree(mesh, ranks, cuts_all)));
+  }
 }
 
 // The parameter that the value is, in another dtype or under another view; nullptr: none.
@@ -144,6 +159,7 @@ std::map<std::string, Shard> find_cuts(const ir::Graph& graph, const TensorParal
   }
   const std::set<std::string> vocabularies = find_vocabularies(graph);
   std::map<std::string, Shard> cuts;
+  std::vector<Named> all;
   for (const TensorParallelRule& rule : tensor.rules) {
     bool is_named = false, is_used = false;
     for (const std::string& path : paths) {
@@ -153,11 +169,12 @@ std::map<std::string, Shard> find_cuts(const ir::Graph& graph, const TensorParal
       if (rule.cut.dim >= std::ssize(dims)) continue;
       is_used = true;
       if (!cuts.emplace(path, rule.cut).second) continue;
-      check_divides(rule, path, dims[static_cast<size_t>(rule.cut.dim)].size, ranks,
-                    rule.cut.dim == 0 && vocabularies.contains(path));
+      all.push_back({&rule, path, dims[static_cast<size_t>(rule.cut.dim)].size,
+                     rule.cut.dim == 0 && vocabularies.contains(path)});
     }
     if (!is_used && !rule.may_name_nothing) refuse_rule(rule, paths, is_named);
   }
+  check_divides(all, graph.mesh, ranks);
   return cuts;
 }
 

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/parallel/data_parallel.h"
@@ -55,10 +56,29 @@ TEST_CASE("tensor_parallel: what names nothing, or cuts what the ranks do not di
   expect_refused({{"*.w4", Shard(0)}}, 2, "{\"*.w4\", Shard(0)} names no parameter");
   expect_refused({{"*.w1.bias", Shard(1)}}, 2, "no parameter that it names has a dimension 1");
   expect_refused({{"*.w1", Shard(0)}}, 8,
-                 "of size 12, over tp = 8\n  expected a divisor of it: the nearest below is tp = 6");
+                 "of size 12, over tp = 8\n  expected a divisor of it, and of the ranks: the nearest below is tp = 4");
   CHECK_THROWS_WITH_AS(tensor_parallel({{"*.w1", Shard(-1)}}), doctest::Contains("Shard(-1)"), UserError);
   CHECK_THROWS_WITH_AS(data_parallel(init_device_mesh({{"dp_shard", 2}, {"tp", 2}})),
                        doctest::Contains("no parameter is cut over it"), UserError);
+}
+
+// 6 ranks cannot have tp = 4, whatever it divides; with dp_shard = 2 they are 12, of which 4 is a part.
+TEST_CASE("tensor_parallel: the degree that a refusal names is one that the mesh has ranks for and all rules allow") {
+  const auto expect_nearest = [](std::vector<MeshAxis> mesh, int64_t narrow, const char* nearest) {
+    ir::Graph graph =
+        ir::parse_or_throw(concat("graph mesh [] view global\n  %a = param name=w1 : f32[64, 4]\n"
+                                  "  %b = param name=w2 : f32[4, ",
+                                  narrow, "]\n"));
+    graph.mesh = std::move(mesh);
+    CHECK_THROWS_WITH_AS(find_cuts(graph, tensor_parallel({{"w1", Shard(0)}, {"w2", Shard(1)}}), 6),
+                         doctest::Contains(concat("the nearest below is tp = ", nearest).c_str()), UserError);
+  };
+  expect_nearest({{"tp", 6}}, 64, "2");
+  expect_nearest({{"dp_shard", 1}, {"tp", 6}}, 64, "2");
+  expect_nearest({{"dp_shard", 2}, {"tp", 6}}, 64, "4");
+  expect_nearest({{"dp_replicate", 2}, {"dp_shard", 1}, {"tp", 6}}, 64, "2");
+  expect_nearest({{"dp_shard", 2}, {"tp", 6}}, 6, "2");  // w1 alone would have 4
+  expect_nearest({{"tp", 6}}, 9, "1");
 }
 
 }  // namespace

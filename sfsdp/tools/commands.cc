@@ -15,7 +15,8 @@ namespace {
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 
 const Option kWorld = {"--world", "N", "ranks; without it the axes of --mesh multiply to them, or 1"};
-const Option kMesh = {"--mesh", "A=N,...", "dp_replicate=2,dp_shard=4: short for parallelism.data_parallel_*_degree"};
+const Option kMesh = {"--mesh", "A=N,...",
+                      "dp_replicate=2,dp_shard=4,cp=2,ep=2,tp=8: short for parallelism.*_degree of these axes"};
 const Option kMachine = {"--machine", "M", "a machine by name, such as dgx_h100, or its file"};
 const Option kThreads = {"--threads", "N", "that work on many configurations [one per core]"};
 const Option kJson = {"--json", "", "one object instead of text"};

@@ -10,15 +10,15 @@
 #include "sfsdp/mesh/model_axis.h"
 
 namespace sfsdp::passes {
-namespace {
 
 using ir::Graph, ir::Op, ir::Value;
 
-// What makes a whole or a part over a tensor axis is no step of a parameter's way to its readers, nor of its gradient's back.
 bool moves_over_tensor_axis(const Op& op) {
   const auto axes = ir::axes_of(op);
   return op.is("all_gather", "reduce_scatter") && axes && std::ranges::any_of(*axes, is_tensor_axis);
 }
+
+namespace {
 
 bool materialises(const Op& op) { return op.is("all_gather", "cast") && !moves_over_tensor_axis(op); }
 

@@ -13,6 +13,9 @@
 
 namespace sfsdp::passes {
 
+// What makes a whole or a part over a tensor axis is no step of a parameter's way to its readers, nor of its gradient's back.
+bool moves_over_tensor_axis(const ir::Op& op);
+
 // One use region of a parameter: the value that its readers read, and the ops that make it out of what is stored.
 struct ParamUse {
   ir::Section section = ir::Section::Fwd;

@@ -85,7 +85,7 @@ bool reshard(ir::Graph& graph, const ReshardOptions& options, PassContext& ctx) 
   }
   build.apply("reshard");
   for (const auto& op : graph.ops()) {
-    if (op->section != Section::Bwd || !op->is("all_gather")) continue;
+    if (op->section != Section::Bwd || !op->is("all_gather") || moves_over_tensor_axis(*op)) continue;
     const Op* param = param_of(op->result());
     SFSDP_CHECK(!kept.contains(param), "param ", param->result()->name(),
                 " is kept gathered and gathered again in backward");

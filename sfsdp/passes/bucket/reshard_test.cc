@@ -43,5 +43,30 @@ TEST_CASE("reshard: the unit that forward reads last is kept, and says so") {
   testing::expect_unchanged("reshard keep_last=true", step("", "", true, false));
 }
 
+TEST_CASE("reshard: what a rule of tp cuts and an op of backward wants whole is gathered over tp all the same") {
+  const std::string before = R"(
+    graph mesh [dp_shard=2, tp=2] view local
+      %a = param keep=true name=a unit=a : f32[2/tp/dp_shard, 4]
+      %x = input name=x : f32[4, 4] own(dp_shard)
+    fwd:
+      %a.full = all_gather %a axis=dp_shard dim=0 : f32[4/tp, 4]
+      %a.whole = all_gather %a.full axis=tp dim=0 : f32[8, 4]
+      %y = aten.mm %a.whole, %x : f32[8, 4] own(dp_shard)
+    bwd:
+      AGAIN
+      %a.w = all_gather %FULL axis=tp dim=0 : f32[8, 4]
+      %h = aten.mul.Tensor %a.w, %y : f32[8, 4] own(dp_shard)
+      return %h
+  )";
+  const auto with = [&](const std::string& again, const std::string& full) {
+    std::string text = before;
+    text.replace(text.find("      AGAIN\n"), 12, again);
+    return text.replace(text.find("FULL"), 4, full);
+  };
+  testing::expect_pass("reshard",
+                       with("      %a.again = all_gather %a axis=dp_shard dim=0 : f32[4/tp, 4]\n", "a.again"),
+                       with("", "a.full"));
+}
+
 }  // namespace
 }  // namespace sfsdp::passes

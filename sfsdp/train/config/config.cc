@@ -271,6 +271,14 @@ void check_together(const JobConfig& config, std::vector<std::string>& errors) {
   if (config.training.document_mask && config.training.document_tokens > config.training.seq_len)
     errors.push_back(concat("training.document_tokens = ", config.training.document_tokens, " with training.seq_len = ",
                             config.training.seq_len, "\n  expected at most seq_len: no document of a row is longer"));
+  const Parallelism& axes = config.parallelism;
+  if (axes.expert_tensor_parallel_degree && axes.expert_parallel_degree > 1 &&
+      *axes.expert_tensor_parallel_degree != axes.tensor_parallel_degree)
+    errors.push_back(concat("parallelism.expert_tensor_parallel_degree = ", *axes.expert_tensor_parallel_degree,
+                            " with parallelism.expert_parallel_degree = ", axes.expert_parallel_degree,
+                            " and parallelism.tensor_parallel_degree = ", axes.tensor_parallel_degree, "\n  expected ",
+                            axes.tensor_parallel_degree,
+                            ": ranks of tensor_parallel_degree have parts of the same experts; or leave it out"));
   check_checkpoint(config, errors);
   check_comm(config, errors);
   const Profiling& p = config.profiling;
@@ -295,6 +303,8 @@ void note_axes(const Parallelism& p, std::vector<std::string>& notes) {
        p.context_parallel_degree},
       {"context_parallel_rotate_method", p.context_parallel_rotate_method != "allgather", "context",
        p.context_parallel_degree},
+      {"expert_tensor_parallel_degree", p.expert_tensor_parallel_degree.value_or(1) != 1, "expert",
+       p.expert_parallel_degree},
       {"expert_parallel_capacity", p.expert_parallel_capacity != 0, "expert", p.expert_parallel_degree},
       {"expert_parallel_dispatch", p.expert_parallel_dispatch != "auto", "expert", p.expert_parallel_degree},
   };

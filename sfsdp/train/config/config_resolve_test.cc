@@ -106,6 +106,39 @@ TEST_CASE("config_resolve: what tensor_parallel_degree cuts is the model's plan,
                        UserError);
 }
 
+TEST_CASE("config_resolve: checkpoint.initial_load_in_hf_quantized = true is what always holds, and false is told so") {
+  const auto notes = [](const char* flag) { return load_config(std::vector<std::string>{flag}).notes; };
+  CHECK(notes("--checkpoint.initial_load_in_hf_quantized").empty());
+  CHECK(
+      notes("--checkpoint.initial_load_in_hf_quantized=false") ==
+      std::vector<std::string>{"--checkpoint.initial_load_in_hf_quantized = false changes nothing: float8 in blocks is "
+                               "read as the numbers that it stands for wherever config.json has quantization_config"});
+}
+
+TEST_CASE("config_resolve: expert_tensor_parallel_degree beside ep is tensor_parallel_degree, and nothing else") {
+  const auto load = [](const char* degree, const char* ep, const char* tp) {
+    return load_config(std::vector<std::string>{"--parallelism.expert_tensor_parallel_degree", degree,
+                                                "--parallelism.expert_parallel_degree", ep,
+                                                "--parallelism.tensor_parallel_degree", tp});
+  };
+  CHECK(load("2", "2", "2").notes.empty());
+  CHECK(load("1", "2", "1").notes.empty());
+  CHECK(load("None", "2", "2").notes.empty());
+  for (const char* degree : {"1", "4"}) {
+    const std::string expected =
+        concat("parallelism.expert_tensor_parallel_degree = ", degree,
+               " with parallelism.expert_parallel_degree = 2 and parallelism.tensor_parallel_degree = 2\n  expected 2: "
+               "ranks of tensor_parallel_degree have parts of the same experts; or leave it out");
+    CHECK_THROWS_WITH_AS(load(degree, "2", "2"), expected.c_str(), UserError);
+  }
+  CHECK_THROWS_WITH_AS(load("2", "2", "1"), doctest::Contains("expected 1: ranks"), UserError);
+  // Without ep experts are cut as all else is, which TorchTitan's default of 1 does not deny.
+  CHECK(load("1", "1", "2").notes.empty());
+  CHECK(load("4", "1", "2").notes ==
+        std::vector<std::string>{"parallelism.expert_tensor_parallel_degree changes nothing: "
+                                 "parallelism.expert_parallel_degree is 1"});
+}
+
 TEST_CASE(
     "config_resolve: a list of what is kept is the pass's, and a list without its mode is said to change nothing") {
   JobConfig config = load_config(std::vector<std::string>{

@@ -169,11 +169,9 @@ TEST_CASE("what is not supported yet, or changes nothing, is refused unless it h
   CHECK(flag_error({"--compile.backend=eager"}) ==
         "--compile.backend = eager changes nothing: there is one backend, sfsdp's own\n"
         "  expected the default, \"inductor\"; leave it out");
-  for (const char* flag :
-       {"--checkpoint.initial_load_in_hf_quantized", "--training.enable_cpu_offload", "--metrics.enable_wandb"})
+  for (const char* flag : {"--training.enable_cpu_offload", "--metrics.enable_wandb"})
     CHECK(flag_error({flag}).find("not supported yet") != std::string::npos);
-  CHECK(from_toml(
-            "[parallelism]\nenable_async_tensor_parallel = false\n[checkpoint]\ninitial_load_in_hf_quantized = false")
+  CHECK(from_toml("[parallelism]\nenable_async_tensor_parallel = false\n[training]\nenable_cpu_offload = false")
             .notes.empty());
 }
 
