@@ -137,7 +137,8 @@ std::string products_of(const std::string& products) {
     return std::string(exec::to_string(kernel));
   };
   if (products == "onednn")
-    return all_by(ProductKernel::OneDnn, "LibTorch offers no product of oneDNN on this processor (AVX-512)\n  expected aten");
+    return all_by(ProductKernel::OneDnn,
+                  "LibTorch offers no product of oneDNN on this processor (AVX-512)\n  expected aten");
   if (products == "openblas")
     return all_by(
         ProductKernel::OpenBlas,
