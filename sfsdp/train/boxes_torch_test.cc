@@ -40,9 +40,14 @@ using testing::kAdamW, testing::kGlobalBatch, testing::loss_of, testing::MemoryF
 DeviceMesh mesh_of(int64_t replicas, int64_t shards, int64_t tp) {
   return init_device_mesh({{"dp_replicate", replicas}, {"dp_shard", shards}, {"tp", tp}});
 }
-std::vector<DeviceMesh> ten_meshes() {
-  return {mesh_of(1, 1, 1), mesh_of(2, 1, 1), mesh_of(1, 2, 1), mesh_of(1, 1, 2), mesh_of(1, 1, 4),
-          mesh_of(1, 2, 2), mesh_of(2, 1, 2), mesh_of(1, 4, 1), mesh_of(2, 2, 2), mesh_of(1, 2, 4)};
+DeviceMesh mesh_with_cp(int64_t replicas, int64_t shards, int64_t cp, int64_t tp) {
+  return init_device_mesh({{"dp_replicate", replicas}, {"dp_shard", shards}, {"cp", cp}, {"tp", tp}});
+}
+std::vector<DeviceMesh> fourteen_meshes() {
+  return {mesh_of(1, 1, 1),         mesh_of(2, 1, 1),        mesh_of(1, 2, 1),         mesh_of(1, 1, 2),
+          mesh_of(1, 1, 4),         mesh_of(1, 2, 2),        mesh_of(2, 1, 2),         mesh_of(1, 4, 1),
+          mesh_of(2, 2, 2),         mesh_of(1, 2, 4),        mesh_with_cp(1, 1, 2, 1), mesh_with_cp(1, 1, 2, 2),
+          mesh_with_cp(1, 2, 2, 1), mesh_with_cp(2, 1, 2, 2)};
 }
 
 const TensorParallel kGptRules =
@@ -165,9 +170,9 @@ HfConfig hf_config_of(const std::string& model, const std::map<std::string, HfCo
 
 }  // namespace
 
-TEST_CASE("a Llama trained on any of ten meshes goes on on any other with the same bits, and is exported alike") {
+TEST_CASE("a Llama trained on any of fourteen meshes goes on on any other with the same bits, and is exported alike") {
   std::vector<std::shared_ptr<Program>> programs;
-  for (const DeviceMesh& mesh : ten_meshes()) programs.push_back(program_of(make_wide_llama, mesh, kLlamaRules));
+  for (const DeviceMesh& mesh : fourteen_meshes()) programs.push_back(program_of(make_wide_llama, mesh, kLlamaRules));
   const HfConfig config = hf_config_of("llama3",
                                        {{"dim", int64_t{24}},
                                         {"n_layers", int64_t{2}},
@@ -205,7 +210,9 @@ TEST_CASE("a GPT whose fused weights are cut, in blocks or not, goes on on any o
 }
 
 // A rank has some experts over ep, and a part of each over tp.
-TEST_CASE("a mixture trained over ep, tp or both goes on on any other mesh with the same bits, and is exported alike") {
+TEST_CASE(
+    "a mixture trained over ep, tp, cp or several goes on on any other mesh with the same bits, and is exported "
+    "alike") {
   models::DeepSeekV3Args args;
   args.dim = 16;
   args.inter_dim = 24;
@@ -233,10 +240,14 @@ TEST_CASE("a mixture trained over ep, tp or both goes on on any other mesh with 
   };
   on({{"dp_shard", 1}});
   on({{"dp_shard", 2}});
+  on({{"ep", 2}});
   on({{"ep", 4}});
+  on({{"cp", 2}});
   on({{"dp_shard", 2}, {"tp", 2}});
   on({{"ep", 2}, {"tp", 2}});
   on({{"dp_shard", 2}, {"ep", 2}, {"tp", 2}});
+  on({{"cp", 2}, {"tp", 2}});
+  on({{"cp", 2}, {"ep", 2}, {"tp", 2}});
   const HfConfig config = hf_config_of("deepseek_v3",
                                        {{"dim", int64_t{16}},
                                         {"inter_dim", int64_t{24}},
@@ -263,8 +274,9 @@ TEST_CASE("a mixture trained over ep, tp or both goes on on any other mesh with 
   });
 }
 
-TEST_CASE("a run over tp that is stopped goes on with the bits of one that is not") {
-  for (const DeviceMesh& mesh : {mesh_of(2, 2, 2), mesh_of(1, 1, 4)}) {
+TEST_CASE("a run over tp, cp or both that is stopped goes on with the bits of one that is not") {
+  for (const DeviceMesh& mesh :
+       {mesh_of(2, 2, 2), mesh_of(1, 1, 4), mesh_with_cp(1, 2, 2, 1), mesh_with_cp(1, 1, 2, 2)}) {
     CAPTURE(to_string(mesh));
     const MemoryFolder folder;
     const auto program = program_of(make_wide_llama, mesh, kLlamaRules);

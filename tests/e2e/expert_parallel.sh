@@ -54,6 +54,10 @@ expect "--parallelism.expert_parallel_degree 2" --parallelism.expert_parallel_de
 expect "expected 1, 2 or 3" "${axis[@]}" --parallelism.zero_stage 0
 expect "the nearest below is ep = 1" "${axis[@]}" --model.args.num_experts 7
 
-# One of two is killed, or stops.
-fault KILL
-fault STOP
+# One of two is killed, or stops, over shared memory and over sockets, as tokens are gathered and as they are exchanged.
+for signal in KILL STOP; do
+  for dispatch in gather exchange; do
+    fault $signal 2 1 $dispatch "${axis[@]}" --parallelism.expert_parallel_dispatch $dispatch
+    fault $signal 2 1 $dispatch-sockets "${axis[@]}" --parallelism.expert_parallel_dispatch $dispatch --comm.shared_memory false
+  done
+done

@@ -45,19 +45,42 @@ expect() { # $1: in the message, then flags
   grep -qF -- "$what" <<<"$out" || { echo "expected: $what"; echo "$out"; exit 1; }
 }
 
-# One rank of two is killed, or stops: the other one says which, and in which collective.
-fault() { # $1: signal
-  $sfsdp launch -n 2 -- "${common[@]}" "${axis[@]}" --training.steps 100000 --training.local_batch_size 4 --comm.train_timeout_seconds 5 \
-    --job.dump_folder "$dir/fault$1" >"$dir/fault$1.log" 2>&1 &
-  local launcher=$! rank1=
-  for _ in $(seq 300); do
-    [[ -e $dir/fault$1/metrics.jsonl && $(wc -l <"$dir/fault$1/metrics.jsonl") -ge 3 ]] && break
+# One rank is killed, or stops: a rank that lives says which one, and in which collective it waited for it. No process stays.
+fault() { # $1: signal, $2: ranks, $3: which one of them, $4: name, then flags
+  local signal=$1 ranks=$2 victim=$3 name=fault-$4-$1
+  shift 4
+  $sfsdp launch -n "$ranks" -- "${common[@]}" --training.steps 100000 --training.local_batch_size 4 --comm.train_timeout_seconds 5 \
+    --job.dump_folder "$dir/$name" "$@" >"$dir/$name.log" 2>&1 &
+  local launcher=$! process
+  for _ in $(seq 600); do
+    [[ -e $dir/$name/metrics.jsonl && $(wc -l <"$dir/$name/metrics.jsonl") -ge 3 ]] && break
     sleep 0.2
   done
-  rank1=$(pgrep -P "$launcher" | tail -1)
-  kill -"$1" "$rank1"
-  if wait "$launcher"; then echo "a run without rank 1 ended well"; exit 1; fi
-  kill -KILL "$rank1" 2>/dev/null || true
-  grep -Eq "rank 1" "$dir/fault$1.log" || { cat "$dir/fault$1.log"; exit 1; }
-  grep -Eq "(all_gather|reduce_scatter|all_reduce) .+ over [a-z_]+, sequence|ended by SIGKILL" "$dir/fault$1.log" || { cat "$dir/fault$1.log"; exit 1; }
+  process=$(pgrep -P "$launcher" | sort -n | sed -n "$((victim + 1))p") # the launcher starts them in the order of the ranks
+  kill -"$signal" "$process"
+  if wait "$launcher"; then echo "$name: a run without rank $victim ended well"; exit 1; fi
+  if pgrep -f "$dir/$name" >&2; then echo "$name: processes are left"; exit 1; fi
+  expect_report "$dir/$name.log" "$victim" "$process" "$signal"
+}
+
+# The launcher's words are no proof: it sees a process that a signal ended, whatever the others did. Nor is what a stopped rank says once
+# it is woken to end.
+expect_report() { # $1: log, $2: the rank, $3: its process, $4: signal
+  python3 - "$@" <<'PY'
+import re, sys
+log, victim, process, signal = sys.argv[1:]
+text = open(log).read()
+lines = {}  # of each rank
+for line in text.splitlines():
+    if found := re.match(r"\[rank(\d+)\]: (.*)", line):
+        lines.setdefault(found[1], []).append(found[2])
+waits = (r"error on rank {0}: CommError on rank {0} of \d+: "
+         r"(all_gather|reduce_scatter|all_reduce|all_to_all_v|all_to_all|permute|broadcast)\b.* over [a-z_+, ]+, sequence \d+")
+state = "is gone" if signal == "KILL" else "is stopped"
+names = rf" *no answer from rank {victim} in \d+ ms: its process {process} {state}"
+reports = [rank for rank, said in lines.items() if rank != victim and any(
+    re.match(waits.format(rank), a) and re.match(names, b) for a, b in zip(said, said[1:]))]
+if not reports:
+    sys.exit(f"{text}\n{log}: no rank but {victim} says which collective it waited in for rank {victim}, whose process {process} {state}")
+PY
 }

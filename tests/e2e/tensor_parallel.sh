@@ -64,6 +64,8 @@ expect "none is faster part by part" "${axis[@]}" --parallelism.enable_async_ten
 expect "parallelism.tensor_parallel_degree = 1" --parallelism.enable_async_tensor_parallel
 expect "parallelism.enable_sequence_parallel" "${axis[@]}" "${async[@]}" --parallelism.no_enable_sequence_parallel
 
-# One of two is killed, or stops.
-fault KILL
-fault STOP
+# One of two is killed, or stops, over shared memory and over sockets.
+for signal in KILL STOP; do
+  fault $signal 2 1 tp "${axis[@]}"
+  fault $signal 2 1 sockets "${axis[@]}" --comm.shared_memory false
+done
