@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Every mesh of 2, 4 and 8 ranks with an axis tp, and meshes with cp, each with the options of a program pairwise: all train as one
-// eager process does.
+// Every mesh of 2, 4 and 8 ranks with an axis tp or cp, each with the options of a program pairwise: all train as one eager process
+// does, for 20 steps.
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
 #include "sfsdp/plan/verify/layouts.h"
 #include "sfsdp/step/step.h"
 #include "sfsdp/testing/pairwise.h"
@@ -28,15 +29,17 @@ constexpr testing::Choice<8> kTensor = {3, 10, 2, 2, 4, 3, 2, 2};
 constexpr int64_t kTensorMeshes[][3] = {{1, 1, 2}, {1, 1, 4}, {1, 2, 2}, {2, 1, 2}, {1, 1, 8},
                                         {1, 2, 4}, {2, 1, 4}, {1, 4, 2}, {2, 2, 2}, {4, 1, 2}};
 
-// Model, mesh, order of the sequence and what attention exchanges, cut rows, ZeRO stage, what is computed again, micro-batches, executor.
-constexpr testing::Choice<8> kContext = {3, 12, 5, 2, 4, 3, 2, 2};
+// Model, mesh, what attention exchanges in each order of the sequence, cut rows, cut loss, ZeRO stage, what is computed again,
+// micro-batches, executor.
+constexpr testing::Choice<9> kContext = {3, 15, 8, 2, 2, 4, 3, 2, 2};
 
 // dp_replicate, dp_shard, cp, tp
-constexpr int64_t kContextMeshes[][4] = {{1, 1, 2, 1}, {1, 1, 4, 1}, {1, 2, 2, 1}, {2, 1, 2, 1},
-                                         {1, 1, 2, 2}, {1, 1, 8, 1}, {1, 2, 4, 1}, {2, 2, 2, 1},
-                                         {1, 4, 2, 1}, {1, 1, 4, 2}, {1, 2, 2, 2}, {2, 1, 2, 2}};
+constexpr int64_t kContextMeshes[][4] = {{1, 1, 2, 1}, {1, 1, 4, 1}, {1, 2, 2, 1}, {2, 1, 2, 1}, {1, 1, 2, 2},
+                                         {1, 1, 8, 1}, {1, 2, 4, 1}, {2, 2, 2, 1}, {1, 4, 2, 1}, {1, 1, 4, 2},
+                                         {1, 2, 2, 2}, {2, 1, 2, 2}, {2, 1, 4, 1}, {4, 1, 2, 1}, {1, 1, 2, 4}};
+constexpr int64_t kContextKeyHeads = 4;  // of all models of meshes with cp
 
-constexpr int64_t kVocabulary = 32, kSteps = 3;
+constexpr int64_t kVocabulary = 32, kSteps = 20;
 
 // Ids over all of the vocabulary.
 Batch words(int64_t step, int64_t first, int64_t rows) {
@@ -49,20 +52,25 @@ Batch words(int64_t step, int64_t first, int64_t rows) {
   return {ids.narrow(1, 0, kLength).contiguous(), ids.narrow(1, 1, kLength).contiguous()};
 }
 
-models::Llama3Args llama_args() {
+models::Llama3Args llama_args(int64_t key_heads) {
   models::Llama3Args args = testing::tiny_llama();
   args.vocab_size = kVocabulary;
   args.hidden_dim = 40;
   args.n_heads = args.head_dim = 8;
+  args.n_kv_heads = key_heads;
   return args;
 }
-const auto kMakeLlama = [] { return models::Llama3(llama_args()); };
+auto llama_of(int64_t key_heads) {
+  return [key_heads] { return models::Llama3(llama_args(key_heads)); };
+}
 // Qwen3's: a norm on each head, a tied table.
-const auto kMakeQwen = [] {
-  models::Llama3Args args = llama_args();
-  args.qk_norm = args.tied = true;
-  return models::Llama3(args);
-};
+auto qwen_of(int64_t key_heads) {
+  return [key_heads] {
+    models::Llama3Args args = llama_args(key_heads);
+    args.qk_norm = args.tied = true;
+    return models::Llama3(args);
+  };
+}
 const auto kMakeGpt = [] {
   models::GptArgs args = testing::tiny_gpt();
   args.vocab_size = kVocabulary;
@@ -95,22 +103,30 @@ testing::Case tensor_case(const testing::Choice<8>& choice, const Rules& rules) 
   return c;
 }
 
-testing::Case context_case(const testing::Choice<8>& choice, const Rules& rules) {
-  const auto [model, mesh, order, rows, stage, remat, micro_batches, executor] = choice;
+// What the number `order` says on a mesh: all-to-all takes whole heads, so where cp and tp do not divide them keys are gathered.
+ContextParallelOptions exchange_of(int order, const int64_t* sizes) {
+  constexpr RotateMethod kMethods[] = {RotateMethod::AllGather, RotateMethod::AllToAll, RotateMethod::Ring,
+                                       RotateMethod::Auto};
+  RotateMethod method = kMethods[order / 2];
+  if (method == RotateMethod::AllToAll && kContextKeyHeads % (sizes[2] * sizes[3]) != 0)
+    method = RotateMethod::AllGather;
+  return {.load_balance = order % 2 == 1, .rotate_method = method};
+}
+
+testing::Case context_case(const testing::Choice<9>& choice, const Rules& rules) {
+  const auto [model, mesh, order, rows, loss, stage, remat, micro_batches, executor] = choice;
   const int64_t* sizes = kContextMeshes[mesh];
   testing::Case c = {
       init_device_mesh({{"dp_replicate", sizes[0]}, {"dp_shard", sizes[1]}, {"cp", sizes[2]}, {"tp", sizes[3]}}),
-      tensor_parallel(rules, {.sequence_parallel = rows == 1})};
-  c.context.load_balance = order % 2 == 1 || order == 4;
-  constexpr RotateMethod kMethods[] = {RotateMethod::AllGather, RotateMethod::Auto, RotateMethod::Ring};
-  c.context.rotate_method = kMethods[order / 2];
+      tensor_parallel(rules, {.sequence_parallel = rows == 1, .loss_parallel = loss == 1})};
+  c.context = exchange_of(order, sizes);
   set_options(c, stage, remat, micro_batches, executor);
   return c;
 }
 
-template <class Make>
-void check_all(int model, Make make, const Rules& rules, const testing::Choice<8>& counts,
-               testing::Case (*case_of)(const testing::Choice<8>&, const Rules&)) {
+template <class Make, size_t N>
+void check_all(int model, Make make, const Rules& rules, const testing::Choice<N>& counts,
+               testing::Case (*case_of)(const testing::Choice<N>&, const Rules&)) {
   const Reference reference = testing::eager(
       make, testing::loss_of, [](int64_t k) { return words(k, 0, testing::kGlobalBatch); }, kSteps);
   for (const auto& choice : testing::pairwise(counts)) {
@@ -131,30 +147,48 @@ Rules tied_rules() {
   return rules;
 }
 
-TEST_CASE("meshes with tp, options pairwise: Llama") { check_all(0, kMakeLlama, kLlamaRules, kTensor, tensor_case); }
+TEST_CASE("meshes with tp, options pairwise: Llama") { check_all(0, llama_of(2), kLlamaRules, kTensor, tensor_case); }
 TEST_CASE("meshes with tp, options pairwise: Qwen3, tied") {
-  check_all(1, kMakeQwen, tied_rules(), kTensor, tensor_case);
+  check_all(1, qwen_of(2), tied_rules(), kTensor, tensor_case);
 }
 TEST_CASE("meshes with tp, options pairwise: GPT") { check_all(2, kMakeGpt, kGptRules, kTensor, tensor_case); }
 
-TEST_CASE("meshes with cp, options pairwise: Llama") { check_all(0, kMakeLlama, kLlamaRules, kContext, context_case); }
+TEST_CASE("meshes with cp, options pairwise: Llama") {
+  check_all(0, llama_of(kContextKeyHeads), kLlamaRules, kContext, context_case);
+}
 TEST_CASE("meshes with cp, options pairwise: Qwen3, tied") {
-  check_all(1, kMakeQwen, tied_rules(), kContext, context_case);
+  check_all(1, qwen_of(kContextKeyHeads), tied_rules(), kContext, context_case);
 }
 TEST_CASE("meshes with cp, options pairwise: GPT") { check_all(2, kMakeGpt, kGptRules, kContext, context_case); }
 
+TEST_CASE("all-to-all beside tp 4 is refused: 4 heads of keys are not for 8 ranks") {
+  const auto compile_on = [](RotateMethod method) {
+    const DeviceMesh mesh = init_device_mesh({{"cp", 2}, {"tp", 4}});
+    compile_program(meta_init(llama_of(kContextKeyHeads)), testing::loss_of, testing::kParityOptimizer,
+                    words(0, 0, testing::kGlobalBatch),
+                    data_parallel(mesh, {}, tensor_parallel(kLlamaRules), {.rotate_method = method}), {});
+  };
+  CHECK_THROWS_WITH_AS(compile_on(RotateMethod::AllToAll), doctest::Contains("heads of keys and values, of which"),
+                       UserError);
+  CHECK_NOTHROW(compile_on(RotateMethod::AllGather));
+}
+
+template <size_t N>
+void expect_every_pair(const testing::Choice<N>& counts, size_t most) {
+  std::set<testing::Pair> seen;
+  const auto all = testing::pairwise(counts);
+  for (const auto& choice : all)
+    for (const testing::Pair& pair : testing::pairs_of(choice)) seen.insert(pair);
+  size_t expected = 0;
+  for (size_t a = 0; a < N; ++a)
+    for (size_t b = a + 1; b < N; ++b) expected += static_cast<size_t>(counts[a] * counts[b]);
+  CHECK(seen.size() == expected);
+  CHECK(all.size() <= most);
+}
+
 TEST_CASE("meshes: each pair of choices stands in one of them") {
-  for (const auto& counts : {kTensor, kContext}) {
-    std::set<testing::Pair> seen;
-    const auto all = testing::pairwise(counts);
-    for (const auto& choice : all)
-      for (const testing::Pair& pair : testing::pairs_of(choice)) seen.insert(pair);
-    size_t expected = 0;
-    for (size_t a = 0; a < counts.size(); ++a)
-      for (size_t b = a + 1; b < counts.size(); ++b) expected += static_cast<size_t>(counts[a] * counts[b]);
-    CHECK(seen.size() == expected);
-    CHECK(all.size() <= 60);
-  }
+  expect_every_pair(kTensor, 45);
+  expect_every_pair(kContext, 130);
 }
 
 }  // namespace

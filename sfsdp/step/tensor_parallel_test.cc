@@ -139,6 +139,100 @@ TEST_CASE("dropout over tp draws the masks of one rank") {
   }
 }
 
+// Row i of the batch is the unit vector i, so the gradient of weight [f, i] is the mask's element [i, f] by a constant. Weights are
+// small integers: the loss, a power of two of the sum of what forward kept, has no rounding in whatever order it is added up. `next` is
+// the identity.
+struct MasksImpl : nn::Module {
+  MasksImpl() {
+    const at::NoGradGuard no_grad;
+    for (const at::Tensor& weight : {up->weight, down->weight})
+      weight.copy_((at::arange(kOut * kIn).square().mul(37).add(11) % 1021).view({kOut, kIn}));
+    next->weight.copy_(at::eye(kOut));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return at::dropout(up(x), 0.5, is_training()) + next(at::dropout(down(x), 0.5, is_training()));
+  }
+  static constexpr int64_t kSamples = 4, kLength = 8, kIn = kSamples * kLength, kOut = 16;
+  nn::Linear up = register_module("up", nn::Linear(nn::LinearOptions(kIn, kOut).bias(false))),
+             down = register_module("down", nn::Linear(nn::LinearOptions(kIn, kOut).bias(false))),
+             next = register_module("next", nn::Linear(nn::LinearOptions(kOut, kOut).bias(false)));
+};
+TORCH_MODULE(Masks);
+
+struct Drawn {
+  std::vector<double> losses;
+  std::vector<at::Tensor> masks;  // of each step: up's, then down's, [kOut, kIn], 1/256 where the mask keeps
+};
+
+Drawn draw_masks(const DeviceMesh& mesh, const TensorParallel& rules, const ContextParallelOptions& context) {
+  constexpr int64_t kSamples = MasksImpl::kSamples, kIn = MasksImpl::kIn;
+  const Strategy strategy = data_parallel(mesh, {}, rules, context);
+  const int64_t count = kSamples / strategy.data_ranks();
+  const auto samples = [&](int64_t first) -> Batch {
+    return {at::eye(kIn).view({kSamples, MasksImpl::kLength, kIn}).narrow(0, first, count).contiguous()};
+  };
+  const auto mean = [](Masks& m, const Batch& b) { return m->forward(b[0]).mean(); };
+  // Weights stay, and the first moment is the gradient.
+  const AdamW optimizer{.lr = 0, .beta1 = 0, .weight_decay = 0};
+  const auto program = compile_program(Masks(), mean, optimizer, samples(0), strategy, {});
+  const auto variant = program->first();
+  CHECK(plan::verify_layouts(variant->graph) == "");
+  Drawn drawn;
+  std::mutex mutex;
+  testing::run_ranks(static_cast<int>(mesh.world_size()), [&](comm::CommWorld& world) {
+    Step step(program, &world);
+    for (int k = 0; k < 3; ++k) {
+      const StepResult result = step({samples(mesh.group_rank(world.rank(), strategy.data_axes()) * count)});
+      for (const char* name : {"up.weight.exp_avg", "down.weight.exp_avg"}) {
+        const at::Tensor mask = step.gather(name).clone();
+        std::lock_guard lock(mutex);
+        if (world.rank() == 0) drawn.masks.push_back(mask);
+      }
+      std::lock_guard lock(mutex);
+      if (world.rank() == 0) drawn.losses.push_back(result.loss);
+    }
+  });
+  return drawn;
+}
+
+TEST_CASE("dropout masks over tp, with cut rows and without, over cp and over both have the bits of one rank") {
+  const Drawn one = draw_masks(init_device_mesh({{"dp_shard", 1}}), {}, {});
+  REQUIRE(one.masks.size() == 6);
+  for (size_t i = 0; i < one.masks.size(); ++i) {
+    const at::Tensor kept = one.masks[i].ne(0);
+    CHECK(at::equal(one.masks[i], kept.to(at::kFloat).div(256)));
+    const auto number = kept.sum().item<int64_t>();  // of 512, each with probability 1/2: 5 deviations are 57
+    CHECK(std::abs(number - 256) <= 57);
+    for (size_t j = 0; j < i; ++j) CHECK_FALSE(at::equal(one.masks[i], one.masks[j]));
+  }
+  const std::vector<TensorParallelRule> rules = {{"up|next", Shard(0)}, {"down", Shard(1)}};
+  const auto check = [&](std::vector<MeshAxis> axes, const TensorParallel& cuts, bool balanced = true) {
+    const DeviceMesh mesh = init_device_mesh(std::move(axes));
+    CAPTURE(to_string(mesh));
+    CAPTURE(cuts.options.sequence_parallel);
+    CAPTURE(balanced);
+    const Drawn got = draw_masks(mesh, cuts, {.load_balance = balanced});
+    CHECK(got.losses == one.losses);
+    REQUIRE(got.masks.size() == one.masks.size());
+    for (size_t i = 0; i < one.masks.size(); ++i) CHECK(at::equal(got.masks[i], one.masks[i]));
+  };
+  for (const bool cut_rows : {true, false}) {
+    const TensorParallel cuts = tensor_parallel(rules, {.sequence_parallel = cut_rows});
+    check({{"tp", 2}}, cuts);
+    check({{"tp", 4}}, cuts);
+    check({{"dp_shard", 2}, {"tp", 2}}, cuts);
+    for (const bool balanced : {true, false}) {
+      check({{"cp", 2}, {"tp", 2}}, cuts, balanced);
+      check({{"dp_shard", 2}, {"cp", 2}, {"tp", 2}}, cuts, balanced);
+    }
+  }
+  for (const bool balanced : {true, false}) {
+    check({{"cp", 2}}, {}, balanced);
+    check({{"cp", 4}}, {}, balanced);
+    check({{"dp_replicate", 2}, {"cp", 2}}, {}, balanced);
+  }
+}
+
 TEST_CASE(
     "what a rank has of a weight that tp cuts: a box of it, of which FSDP has a range; loaded whole or as it is") {
   const DeviceMesh mesh = init_device_mesh({{"dp_shard", 2}, {"tp", 2}});

@@ -3,9 +3,10 @@
 // belongs together.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstdlib>
-#include <set>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -42,6 +43,31 @@ std::vector<Choice<N>> all_choices(const Choice<N>& counts) {
   return every;
 }
 
+// Which pairs there were, an entry each: a set of them takes minutes to ask for 10^8 pairs.
+template <size_t N>
+class SeenPairs {
+ public:
+  explicit SeenPairs(const Choice<N>& counts)
+      : most_(static_cast<size_t>(*std::max_element(counts.begin(), counts.end()))), seen_(N * N * most_ * most_) {}
+  size_t fresh_of(const Choice<N>& choice) const {
+    size_t fresh = 0;
+    for (size_t a = 0; a < N; ++a)
+      for (size_t b = a + 1; b < N; ++b) fresh += seen_[place(choice, a, b)] == 0 ? 1 : 0;
+    return fresh;
+  }
+  void add(const Choice<N>& choice) {
+    for (size_t a = 0; a < N; ++a)
+      for (size_t b = a + 1; b < N; ++b) seen_[place(choice, a, b)] = 1;
+  }
+
+ private:
+  size_t place(const Choice<N>& choice, size_t a, size_t b) const {
+    return ((a * N + b) * most_ + static_cast<size_t>(choice[a])) * most_ + static_cast<size_t>(choice[b]);
+  }
+  size_t most_;
+  std::vector<uint8_t> seen_;
+};
+
 // Choices in which each pair of values stands, the next one always that with the most pairs that none before it has. With
 // SFSDP_EVERY_MESH=1 in the environment all there are (docs/benchmarks.md).
 template <size_t N>
@@ -49,20 +75,19 @@ std::vector<Choice<N>> pairwise(const Choice<N>& counts) {
   const std::vector<Choice<N>> every = all_choices(counts);
   if (std::getenv("SFSDP_EVERY_MESH")) return every;
   std::vector<Choice<N>> chosen;
-  std::set<Pair> seen;
+  SeenPairs<N> seen(counts);
   for (;;) {
     const Choice<N>* best = nullptr;
     size_t most = 0;
     for (const Choice<N>& choice : every) {
-      size_t fresh = 0;
-      for (const Pair& pair : pairs_of(choice)) fresh += seen.contains(pair) ? 0 : 1;
+      const size_t fresh = seen.fresh_of(choice);
       if (fresh <= most) continue;
       most = fresh;
       best = &choice;
     }
     if (!best) return chosen;
     chosen.push_back(*best);
-    for (const Pair& pair : pairs_of(*best)) seen.insert(pair);
+    seen.add(*best);
   }
 }
 
