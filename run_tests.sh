@@ -170,7 +170,7 @@ core)
     check scripts/check_compile_time.sh release
     start_clang_tidy scripts/check_tidy.sh release "${tidy[@]}"
     doctest 1800 build/release/core_tests
-    doctest 1800 build/release/torch_tests
+    doctest 2400 build/release/torch_tests
     check clang_tidy
   fi
   e2e "$word"
