@@ -98,7 +98,8 @@ TEST_CASE("a block of GPT has 2 all_reduces over tp forward and 2 backward, and 
   CHECK(collectives_of_gpt(kGpt) == Counts{{"h.0", block}, {"h.1", block}, {"h.2", block}});
 }
 
-// A block between others: gradients of norms and biases are added once a step, in no block (packed_sums_test.cc). The first block reads embeddings that are whole, the last one is read by a norm and a head that no rule cuts.
+// A block between others: gradients of norms and biases are added once a step, in no block (packed_sums_test.cc). The first block
+// reads embeddings that are whole, the last one is read by a norm and a head that no rule cuts.
 TEST_CASE("with sequence parallelism a block of GPT has 2 all_gathers and 2 reduce_scatters each way") {
   CHECK(collectives_of_gpt(kBySequence).at("h.1") ==
         "2 bwd all_gather, 2 bwd reduce_scatter, 2 fwd all_gather, 2 fwd reduce_scatter");
