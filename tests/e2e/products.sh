@@ -18,6 +18,11 @@ says() { grep -q -- "$2" "$dir/$1.log" || { cat "$dir/$1.log"; echo "expected in
 hides() { if grep -q -- "$2" "$1"; then cat "$1"; echo "not expected in $1: $2"; exit 1; fi; }
 losses() { python3 -c 'import json, sys; print([json.loads(line).get("loss") for line in open(sys.argv[1])][1:])' "$dir/$1/metrics.jsonl"; }
 
+if ! run onednn 1 1 --exec.products onednn >/dev/null; then
+  says onednn "LibTorch offers no product of oneDNN on this processor"
+  [[ $(ldconfig -p 2>/dev/null) == *'libopenblas.so.0 '* ]] || { echo "nothing to choose: LibTorch's product alone"; exit 77; }
+fi
+
 run first 3 2 --checkpoint.enable true --checkpoint.interval 2
 says first "Products of [0-9]* shapes: .* measured in .* kept in $dir/cache/sfsdp/products-"
 run second 3 2

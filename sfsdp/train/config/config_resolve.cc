@@ -251,7 +251,7 @@ Shard shard_of(const std::string& entry) {
   const std::string_view text = equals == std::string::npos ? "" : std::string_view(entry).substr(equals + 1);
   const size_t colon = text.find(':');
   const int64_t dim = parse_int(trim(text.substr(0, colon))).value_or(-1);
-  const int64_t blocks = colon == text.npos ? 1 : parse_int(trim(text.substr(colon + 1))).value_or(0);
+  const int64_t blocks = colon == std::string_view::npos ? 1 : parse_int(trim(text.substr(colon + 1))).value_or(0);
   if (dim < 0 || blocks < 1 || pattern_of(entry).empty())
     throw UserError(
         concat("parallelism.tensor_parallel_plan: ", entry,
