@@ -101,11 +101,10 @@ std::vector<OptimizerState> place_step(ir::Graph& graph, const Strategy& strateg
     share = parallel::share_of_mean(strategy.data_ranks() * options.micro_batches, half_precision);
   set_seed(graph, share.seed);
   if (training) graph.micro_batches = options.micro_batches;
-  if (strategy.context.rotate_method == RotateMethod::Auto)
-    parallel::apply_model_parallel(graph, with_methods(strategy, attention_choices(graph, strategy, options)),
-                                   options.pipeline.canonical);
-  else
-    parallel::apply_model_parallel(graph, strategy, options.pipeline.canonical);
+  const bool by_cost = strategy.context.rotate_method == RotateMethod::Auto;
+  parallel::apply_model_parallel(
+      graph, by_cost ? with_methods(strategy, attention_choices(graph, strategy, options)) : strategy,
+      options.pipeline.canonical);
   pipeline_products(graph, strategy, options, training);
   parallel::apply_data_parallel(graph, strategy, {share.rest});
   if (training)

@@ -56,7 +56,13 @@ std::optional<Ranges> ranges_of(const Op& op) {
   return std::nullopt;
 }
 
-void shrink_ranges(Op& op, int64_t ratio) {
+void shrink_ranges(Op& op, const Type& whole) {
+  if (!has_flag(op, kTakesRanges) && !has_flag(op, kJoinsRanges)) return;
+  const size_t d = named_dim(op, whole);
+  if (d >= whole.dims.size()) return;
+  const int64_t own = op.result()->type().dims[d].size;
+  if (own == 0 || own >= whole.dims[d].size) return;
+  const int64_t ratio = whole.dims[d].size / own;
   for (const char* key : {"split_size", "start", "end", "length"})
     if (const auto* at = op.find_attr<int64_t>(key); at && *at != std::numeric_limits<int64_t>::max())
       op.attrs[key] = *at / ratio;

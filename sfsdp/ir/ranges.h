@@ -21,7 +21,8 @@ struct Ranges {
 // nullopt: the op is none of them (kTakesRanges, kJoinsRanges), or takes elements that do not lie side by side.
 std::optional<Ranges> ranges_of(const Op& op);
 
-// Makes the attributes that say ranges those of a dimension a `ratio`-th as large, of which each range has as much less.
-void shrink_ranges(Op& op, int64_t ratio);
+// Makes the attributes that say ranges those of a rank's part, where the dimension that they are of is smaller in the op's result than in
+// `whole`, its type before: each range has as much less. Other ops stay as they are.
+void shrink_ranges(Op& op, const Type& whole);
 
 }  // namespace sfsdp::ir

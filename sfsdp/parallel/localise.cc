@@ -43,16 +43,6 @@ void set_sizes(Op& op, const std::vector<int64_t>& shape) {
       op.attrs[key] = shape;
 }
 
-// Attributes that say ranges of a dimension of which a rank has less.
-void set_ranges(Op& op, const Type& whole) {
-  if (!ir::has_flag(op, ir::kTakesRanges) && !ir::has_flag(op, ir::kJoinsRanges)) return;
-  const Type& part = op.result()->type();
-  const auto dim = op.attr_or<int64_t>("dim", 0);
-  const auto d = static_cast<size_t>(dim < 0 ? dim + std::ssize(whole.dims) : dim);
-  if (d >= whole.dims.size() || part.dims[d].size == 0 || part.dims[d].size >= whole.dims[d].size) return;
-  ir::shrink_ranges(op, whole.dims[d].size / part.dims[d].size);
-}
-
 void set_strides(const Op& op, int result, const Type& whole, Type& part, std::string_view axis) {
   part.strides.clear();
   if (whole.strides.empty()) return;
@@ -94,7 +84,7 @@ std::string_view verb_of(std::string_view axis) {
 
 void resize(Op& op, const std::vector<Type>& whole, std::string_view axis) {
   set_sizes(op, op.result()->type().shape());
-  set_ranges(op, whole[0]);
+  ir::shrink_ranges(op, whole[0]);
   for (size_t r = 0; r < whole.size(); ++r) {
     Type type = op.results()[r]->type();
     set_strides(op, static_cast<int>(r), whole[r], type, axis);

@@ -10,10 +10,10 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
-#include "sfsdp/ir/verifier.h"
 #include "sfsdp/parallel/partition.h"
 #include "sfsdp/parallel/separate_blocks.h"
 #include "sfsdp/plan/verify/layouts.h"
+#include "sfsdp/testing/cut_over_tp.h"
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/layout_mutants.h"
 #include "sfsdp/testing/same_meaning.h"
@@ -80,19 +80,9 @@ std::string tied(int64_t classes) {
 
 const TensorParallel kRows = tensor_parallel({{"tok|head", Shard(0)}}), kTied = tensor_parallel({{"tok", Shard(0)}});
 
-ir::Graph cut(const std::string& text, const TensorParallel& rules, int64_t ranks) {
-  ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
-  graph.mesh = {{"tp", ranks}};
-  graph.view = ir::Graph::View::Local;
-  partition(graph, {"tp", ranks}, separate_blocks(graph, find_cuts(graph, rules, ranks)), rules.options);
-  for (const ir::Diagnostic& wrong : ir::verify(graph)) FAIL_CHECK(wrong.message, "\n", wrong.detail);
-  CHECK(plan::verify_layouts(graph) == "");
-  return graph;
-}
-
 TEST_CASE(
     "a vocabulary that the ranks do not divide: each has as many rows, and the attributes say how many there are") {
-  CHECK(ir::print(cut(words(5), kRows, 2)) == testing::dedent(R"(
+  CHECK(ir::print(testing::cut_over_tp(words(5), kRows, 2)) == testing::dedent(R"(
     graph mesh [tp=2] view local
       %w = param name=tok.weight vocabulary=5 : f32[3/tp, 6] at tok.weight
       %o = param name=head.weight vocabulary=5 : f32[3/tp, 6] at head.weight
@@ -140,14 +130,16 @@ TEST_CASE(
       CAPTURE(classes);
       CAPTURE(ranks);
       const std::string apart = words(classes), shared = tied(classes);
-      testing::expect_same_meaning(apart, cut(apart, kRows, ranks), ranks);
-      testing::expect_same_meaning(shared, cut(shared, kTied, ranks), ranks);
+      testing::expect_same_meaning(apart, testing::cut_over_tp(apart, kRows, ranks), ranks);
+      testing::expect_same_meaning(shared, testing::cut_over_tp(shared, kTied, ranks), ranks);
       for (const char* only : {"tok", "head"})
-        testing::expect_same_meaning(apart, cut(apart, tensor_parallel({{only, Shard(0)}}), ranks), ranks);
-      if (ranks == 2 || ranks == 3) testing::expect_same_meaning(apart, cut(apart, by_sequence, ranks), ranks);
+        testing::expect_same_meaning(apart, testing::cut_over_tp(apart, tensor_parallel({{only, Shard(0)}}), ranks),
+                                     ranks);
+      if (ranks == 2 || ranks == 3)
+        testing::expect_same_meaning(apart, testing::cut_over_tp(apart, by_sequence, ranks), ranks);
       for (const char* reduction : {"ignore_index=1 reduction=2", "ignore_index=0"}) {
         const std::string other = with(apart, "ignore_index=1", reduction);
-        testing::expect_same_meaning(other, cut(other, kRows, ranks), ranks);
+        testing::expect_same_meaning(other, testing::cut_over_tp(other, kRows, ranks), ranks);
       }
     }
 }
@@ -156,8 +148,8 @@ TEST_CASE("a vocabulary of fewer words than ranks means what it does on one") {
   for (const int64_t ranks : {5, 6}) {
     CAPTURE(ranks);
     const std::string apart = words(4), shared = tied(4);
-    testing::expect_same_meaning(apart, cut(apart, kRows, ranks), ranks);
-    testing::expect_same_meaning(shared, cut(shared, kTied, ranks), ranks);
+    testing::expect_same_meaning(apart, testing::cut_over_tp(apart, kRows, ranks), ranks);
+    testing::expect_same_meaning(shared, testing::cut_over_tp(shared, kTied, ranks), ranks);
   }
 }
 
@@ -189,7 +181,7 @@ TEST_CASE("what would see padding is refused by name, with the cure") {
 
 TEST_CASE(
     "verify_layouts: padding that is looked up, counted, added up, gathered or carried on is found, with the op") {
-  testing::expect_refused(testing::dedent(ir::print(cut(words(5), kRows, 2))),
+  testing::expect_refused(testing::dedent(ir::print(testing::cut_over_tp(words(5), kRows, 2))),
                           {
                               {"padded classes are counted", "axis=tp classes=5 ignore_index=1 : f32[3/tp, 6]",
                                "axis=tp ignore_index=1 : f32[3/tp, 6]", "classes are 6, and 5 are there, 1 of padding"},

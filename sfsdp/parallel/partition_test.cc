@@ -16,6 +16,7 @@
 #include "sfsdp/parallel/separate_blocks.h"
 #include "sfsdp/parallel/sequence_cuts.h"
 #include "sfsdp/plan/verify/layouts.h"
+#include "sfsdp/testing/cut_over_tp.h"
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/same_meaning.h"
 #include "sfsdp/testing/sentences.h"
@@ -63,18 +64,8 @@ constexpr const char* kMlp = R"(
 
 const TensorParallel kRules = tensor_parallel({{"*.w1", Shard(0)}, {"*.w2", Shard(1)}});
 
-ir::Graph cut(std::string_view text, const TensorParallel& rules, int64_t ranks) {
-  ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
-  graph.mesh = {{"tp", ranks}};
-  graph.view = ir::Graph::View::Local;
-  partition(graph, {"tp", ranks}, separate_blocks(graph, find_cuts(graph, rules, ranks)), rules.options);
-  for (const ir::Diagnostic& wrong : ir::verify(graph)) FAIL_CHECK(wrong.message, "\n", wrong.detail);
-  CHECK(plan::verify_layouts(graph) == "");
-  return graph;
-}
-
 TEST_CASE("partition: an MLP needs one sum forward, and one backward for what it hands on") {
-  CHECK(ir::print(cut(kMlp, kRules, 2)) == testing::dedent(R"(
+  CHECK(ir::print(testing::cut_over_tp(kMlp, kRules, 2)) == testing::dedent(R"(
     graph mesh [tp=2] view local
       %w1 = param name=mlp.w1.weight : f32[4/tp, 4] at mlp.w1.weight
       %b1 = param name=mlp.w1.bias : f32[4/tp] at mlp.w1.bias
@@ -135,7 +126,7 @@ TEST_CASE("partition: an op of which nothing says how it may be cut is refused w
 // Softmax reads whole rows, tril knows its place. One gather does for both: the other softmax, along the dimension that is not cut, could
 // have computed a rank's part, and would have had it gathered for tril.
 TEST_CASE("partition: what must be whole is gathered before it") {
-  const ir::Graph graph = cut(R"(
+  const ir::Graph graph = testing::cut_over_tp(R"(
     graph mesh [] view global
       %w = param name=w.weight : f32[8, 4] at w.weight
       %x = input name=x : f32[6, 4]
@@ -147,7 +138,7 @@ TEST_CASE("partition: what must be whole is gathered before it") {
       %y = aten.add.Tensor %s, %l : f32[6, 8]
       return %y
   )",
-                              tensor_parallel({{"w", Shard(0)}}), 2);
+                                               tensor_parallel({{"w", Shard(0)}}), 2);
   CHECK(ir::print(graph) == testing::dedent(R"(
     graph mesh [tp=2] view local
       %w = param name=w.weight : f32[4/tp, 4] at w.weight
@@ -171,7 +162,7 @@ TEST_CASE("partition: what must be whole is gathered before it") {
 // Views of a cut dimension: it may be joined with others, or taken apart, and moves with the others. Joined with what stands before it,
 // it is cut in blocks.
 TEST_CASE("partition: heads are cut out of a width, and joined to one again") {
-  const ir::Graph graph = cut(R"(
+  const ir::Graph graph = testing::cut_over_tp(R"(
     graph mesh [] view global
       %w = param name=w.weight : f32[24, 4] at w.weight
       %x = input name=x : f32[2, 3, 4]
@@ -187,7 +178,7 @@ TEST_CASE("partition: heads are cut out of a width, and joined to one again") {
       %n = aten.neg %f : f32[2, 4, 3, 6]{72, 6, 24, 1}
       return %d, %n
   )",
-                              tensor_parallel({{"w", Shard(0)}}), 2);
+                                               tensor_parallel({{"w", Shard(0)}}), 2);
   CHECK(ir::print(graph) == testing::dedent(R"(
     graph mesh [tp=2] view local
       %w = param name=w.weight : f32[12/tp, 4] at w.weight
@@ -227,7 +218,7 @@ TEST_CASE("partition: heads are cut out of a width, and joined to one again") {
 using testing::expect_same_meaning;
 
 void expect_same_meaning(std::string_view text, const TensorParallel& rules, int64_t ranks) {
-  expect_same_meaning(text, cut(text, rules, ranks), ranks);
+  expect_same_meaning(text, testing::cut_over_tp(text, rules, ranks), ranks);
 }
 
 TEST_CASE("partition: on 2 and 4 ranks an MLP means the same as on one, whatever is named") {
@@ -278,7 +269,7 @@ const TensorParallel kRowsOfWords = tensor_parallel({{"tok|head", Shard(0)}});
 
 TEST_CASE(
     "partition: a vocabulary in parts needs one sum of what is looked up, and three numbers a token for the loss") {
-  CHECK(ir::print(cut(kWords, kRowsOfWords, 2)) == testing::dedent(R"(
+  CHECK(ir::print(testing::cut_over_tp(kWords, kRowsOfWords, 2)) == testing::dedent(R"(
     graph mesh [tp=2] view local
       %w = param name=tok.weight : f32[2/tp, 6] at tok.weight
       %o = param name=head.weight : f32[2/tp, 6] at head.weight
@@ -351,11 +342,12 @@ TEST_CASE("partition: logits in bfloat16 leave parts in float32; without loss_pa
                "%loss, %n, %lse = cross_entropy %x, %t ignore_index=1 in_dtype=true : bf16[], bf16[], bf16[6]");
   text.replace(text.find(x), x.size(),
                "%x.f = aten.view %y size=[6, 4] : f32[6, 4]\n    %x = cast %x.f : bf16[6, 4]\n");
-  const std::string got = ir::print(cut(text, kRowsOfWords, 2));
+  const std::string got = ir::print(testing::cut_over_tp(text, kRowsOfWords, 2));
   CHECK(got.find("%loss.parts = cross_entropy_parts %x, %t axis=tp ignore_index=1 : f32[3/tp, 6]") != got.npos);
   CHECK(got.find("ignore_index=1 : bf16[], bf16[], f32[6]") != got.npos);
   expect_same_meaning(text, kRowsOfWords, 2);
-  const std::string whole = ir::print(cut(text, tensor_parallel(kRowsOfWords.rules, {.loss_parallel = false}), 2));
+  const std::string whole =
+      ir::print(testing::cut_over_tp(text, tensor_parallel(kRowsOfWords.rules, {.loss_parallel = false}), 2));
   CHECK(whole.find("cross_entropy_parts") == whole.npos);
   CHECK(whole.find("cross_entropy %x.whole, %t") != whole.npos);
 }

@@ -11,9 +11,9 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
-#include "sfsdp/ir/verifier.h"
 #include "sfsdp/parallel/partition.h"
 #include "sfsdp/plan/verify/layouts.h"
+#include "sfsdp/testing/cut_over_tp.h"
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/layout_mutants.h"
 #include "sfsdp/testing/same_meaning.h"
@@ -63,18 +63,8 @@ std::string with(std::string text, const std::string& from, const std::string& t
   return text.replace(at, from.size(), to);
 }
 
-ir::Graph cut(std::string_view text, const TensorParallel& rules, int64_t ranks) {
-  ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
-  graph.mesh = {{"tp", ranks}};
-  graph.view = ir::Graph::View::Local;
-  partition(graph, {"tp", ranks}, separate_blocks(graph, find_cuts(graph, rules, ranks)), rules.options);
-  for (const ir::Diagnostic& wrong : ir::verify(graph)) FAIL_CHECK(wrong.message, "\n", wrong.detail);
-  CHECK(plan::verify_layouts(graph) == "");
-  return graph;
-}
-
 TEST_CASE("separate_blocks: gate and up of one matrix need one sum forward and one backward, as two matrices do") {
-  CHECK(ir::print(cut(kGated, kGatedRules, 2)) == testing::dedent(R"(
+  CHECK(ir::print(testing::cut_over_tp(kGated, kGatedRules, 2)) == testing::dedent(R"(
     graph mesh [tp=2] view local
       %w13 = param name=mlp.w13.weight : f32[2, 4/tp, 4] at mlp.w13.weight
       %b = param name=mlp.w13.bias : f32[2, 4/tp] at mlp.w13.bias
@@ -201,18 +191,19 @@ TEST_CASE("separate_blocks: on 2 and 4 ranks fused weights mean the same as on o
   for (const int64_t ranks : {2, 4}) {
     CAPTURE(ranks);
     for (const std::string& text : {std::string(kGated), by_sizes(), by_slices(0, 8), by_slices(8, 0)}) {
-      const ir::Graph parts = cut(text, kGatedRules, ranks);
+      const ir::Graph parts = testing::cut_over_tp(text, kGatedRules, ranks);
       testing::expect_same_meaning(text, parts, ranks);
       CHECK(sent(parts) == "all_reduce y.sum, all_reduce dx.sum");
     }
-    const ir::Graph attention = cut(kAttention, kAttentionRules, ranks);
+    const ir::Graph attention = testing::cut_over_tp(kAttention, kAttentionRules, ranks);
     testing::expect_same_meaning(kAttention, attention, ranks);
     CHECK(sent(attention) == "all_reduce y.sum, all_reduce dx.sum");
     for (const bool by_sequence : {false, true})
       for (const Shard& shard : {Shard(0), Shard(1), Shard(1, {.blocks = 2}), Shard(0, {.blocks = 3})})
         testing::expect_same_meaning(
             kAttention,
-            cut(kAttention, tensor_parallel({{"c_attn.weight", shard}}, {.sequence_parallel = by_sequence}), ranks),
+            testing::cut_over_tp(
+                kAttention, tensor_parallel({{"c_attn.weight", shard}}, {.sequence_parallel = by_sequence}), ranks),
             ranks);
   }
 }
@@ -229,16 +220,16 @@ TEST_CASE("separate_blocks: blocks side by side in the second dimension") {
   const TensorParallel rules = tensor_parallel(
       {{"*.w13.weight", Shard(1, {.blocks = 2})}, {"*.w13.bias", Shard(0, {.blocks = 2})}, {"*.w2", Shard(1)}});
   for (const int64_t ranks : {2, 4}) {
-    const ir::Graph parts = cut(text, rules, ranks);
+    const ir::Graph parts = testing::cut_over_tp(text, rules, ranks);
     testing::expect_same_meaning(text, parts, ranks);
     CHECK(sent(parts) == "all_reduce y.sum, all_reduce dx.sum");
-    testing::expect_same_meaning(text, cut(text, tensor_parallel({rules.rules[0]}), ranks), ranks);
+    testing::expect_same_meaning(text, testing::cut_over_tp(text, tensor_parallel({rules.rules[0]}), ranks), ranks);
   }
 }
 
 TEST_CASE("separate_blocks: what takes or joins blocks otherwise than as such is refused by the verifier") {
   testing::expect_refused(
-      ir::print(cut(kGated, kGatedRules, 2)),
+      ir::print(testing::cut_over_tp(kGated, kGatedRules, 2)),
       {{"a weight as if it were cut in one range", "%w13.joined = aten.view %w13 size=[8, 4] : f32[8/tp:2, 4]",
         "%w13.joined = aten.view %w13 size=[8, 4] : f32[8/tp, 4]", "its type says cut in dimension 0"},
        {"a product as if it were cut in one range", "f32[2, 3, 8/tp:2] at mlp.w13", "f32[2, 3, 8/tp] at mlp.w13",
@@ -259,7 +250,7 @@ TEST_CASE("separate_blocks: what takes or joins blocks otherwise than as such is
 
 // All ranks would swap alike: no placement tells, numbers do.
 TEST_CASE("separate_blocks: blocks in another order are another function, which the interpreter tells") {
-  const std::string sound = ir::print(cut(kGated, kGatedRules, 2));
+  const std::string sound = ir::print(testing::cut_over_tp(kGated, kGatedRules, 2));
   const ir::Graph whole = ir::parse_or_throw(testing::dedent(kGated));
   const auto differs = [&](const std::string& from, const std::string& to) {
     const ir::Graph mutant = ir::parse_or_throw(with(sound, from, to));
