@@ -13,6 +13,10 @@ passed=0 failed=0 skipped=0 failures=() skips=() times=() errors=
 threads=${OMP_NUM_THREADS:-1} # of a rank in a test: ranks share the cores
 unset OMP_NUM_THREADS          # else nproc counts by it, and one file is compiled at a time
 
+# Commands run beside each other, each into a file that is printed when it has ended. By its process:
+declare -A log_of=() start_of=() kind_of=() command_of=()
+trap 'kill "${!log_of[@]}" 2>/dev/null' EXIT
+
 finish() {
   printf '%6s s  %s\n' "${times[@]}" $SECONDS "in all"
   ((${#skips[@]})) && printf 'SKIPPED: %s\n' "${skips[@]}"
@@ -25,41 +29,67 @@ finish() {
   exit
 }
 
-timed() { # a command, whose time is told at the end
-  local start=$SECONDS status
-  "$@"
-  status=$?
-  times+=($((SECONDS - start)) "$*")
-  return $status
-}
-
 fail() { # $1: what; $2: how many
   failures+=("$1")
   failed=$((failed + ${2:-1}))
 }
 
 step() { # what must work before anything can be tested
-  timed "$@" && return
+  local start=$SECONDS status
+  "$@"
+  status=$?
+  times+=($((SECONDS - start)) "$*")
+  ((status == 0)) && return
   fail "$*"
   finish
 }
 
-check() { # one command, one test; exit status 77: it cannot run here
-  local log status
+start() { # $1: check, one test, or cases, a binary that counts its own; then a command
+  local kind=$1 log
+  shift
   log=$(mktemp)
-  echo "== $*"
-  timed "$@" > >(tee "$log") 2>&1
-  status=$?
+  echo "== begins: $*"
+  "$@" >"$log" 2>&1 &
+  log_of[$!]=$log start_of[$!]=$SECONDS kind_of[$!]=$kind command_of[$!]=$*
+}
+
+end_one() { # waits for any of what was started, prints and counts it
+  local process status log kind command
+  wait -n -p process "${!log_of[@]}"
+  status=$? log=${log_of[$process]} kind=${kind_of[$process]} command=${command_of[$process]}
+  times+=($((SECONDS - start_of[$process])) "$command")
+  unset "log_of[$process]" "start_of[$process]" "kind_of[$process]" "command_of[$process]"
+  echo "== $command"
+  cat "$log"
+  "end_$kind"
+  rm -f "$log"
+}
+end_all() { while ((${#log_of[@]})); do end_one; done; }
+
+end_check() { # exit status 77: it cannot run here
   case $status in
   0) passed=$((passed + 1)) ;;
-  77) skips+=("$*") && skipped=$((skipped + 1)) ;;
+  77) skips+=("$command") && skipped=$((skipped + 1)) ;;
   *)
-    fail "$*"
-    sleep 1 # tee may still write
-    errors+="$* ended with $status, its last lines:"$'\n'"$(tail -12 "$log")"$'\n'
+    fail "$command"
+    errors+="$command ended with $status, its last lines:"$'\n'"$(tail -12 "$log")"$'\n'
     ;;
   esac
-  rm -f "$log"
+}
+
+end_cases() {
+  local summary good=0 bad=0
+  summary=$(grep '^\[doctest\] test cases:' "$log" | tail -1)
+  errors+=$(first_errors "$log")$'\n'
+  if [[ $summary =~ ([0-9]+)\ passed\ \|\ +([0-9]+)\ failed ]]; then good=${BASH_REMATCH[1]} bad=${BASH_REMATCH[2]}; fi
+  passed=$((passed + good))
+  if ((bad)); then
+    fail "$command: $bad test cases" "$bad"
+  elif ((status == 124 || status == 137)); then
+    fail "$command: took too long"
+  elif ((status)); then
+    fail "$command: exit status $status"
+  fi
 }
 
 first_errors() { # of the log of a binary: the cases that failed, each with its first errors, 40 lines at most
@@ -68,57 +98,35 @@ first_errors() { # of the log of a binary: the cases that failed, each with its 
        left > 0 && NF { print "    " $0; --left }' "$1" | head -40
 }
 
-doctest() { # $1: seconds, $2: binary, then its arguments; counts test cases
-  local seconds=$1 binary=$2 log status summary start=$SECONDS
-  local -x OMP_NUM_THREADS=$threads
-  shift 2
-  echo "== $binary $*"
-  log=$(mktemp)
-  timeout --kill-after=10 "$seconds" "${launcher[@]}" "$binary" --no-colors=true "$@" 2>&1 | tee "$log"
-  status=${PIPESTATUS[0]}
-  times+=($((SECONDS - start)) "$binary $*")
-  summary=$(grep '^\[doctest\] test cases:' "$log" | tail -1)
-  errors+=$(first_errors "$log")$'\n'
-  rm -f "$log"
-  local good=0 bad=0
-  if [[ $summary =~ ([0-9]+)\ passed\ \|\ +([0-9]+)\ failed ]]; then good=${BASH_REMATCH[1]} bad=${BASH_REMATCH[2]}; fi
-  passed=$((passed + good))
-  if ((bad)); then
-    fail "$binary: $bad test cases" "$bad"
-  elif ((status == 124 || status == 137)); then
-    fail "$binary: stopped after $seconds s"
-  elif ((status)); then
-    fail "$binary: exit status $status"
-  fi
+check() { # one command, by itself
+  start check "$@"
+  end_all
 }
+
 launcher=()
-
-# The linter takes what the test binaries leave of the cores: they use a little more than one.
-lint= lint_log=
-start_clang_tidy() {
-  lint_log=$(mktemp)
-  nice -n 19 "$@" >"$lint_log" 2>&1 &
-  lint=$!
-  trap 'kill $lint 2>/dev/null' EXIT
+start_cases() { # $1: seconds, $2: binary, then its arguments
+  local seconds=$1 binary=$2
+  shift 2
+  OMP_NUM_THREADS=$threads start cases timeout --kill-after=10 "$seconds" "${launcher[@]}" "$binary" --no-colors=true "$@"
 }
-clang_tidy() {
-  local status
-  wait "$lint"
-  status=$?
-  cat "$lint_log"
-  rm -f "$lint_log"
-  return $status
+cases() {
+  start_cases "$@"
+  end_all
 }
 
-# A script may take eight times what it takes alone: 60 s, or what its line "# Takes N s alone." says. Beside three times its
-# own load it takes four times as long, or a little more.
+# Three run at a time, as much of their time is waiting. A script may take eight times what it takes alone: 60 s, or what its line
+# "# Takes N s alone." says. Beside three times its own load it takes four times as long, or a little more.
+beside=3
 e2e() { # $1: word in the script's name, or nothing
   local script alone
-  local -x OMP_NUM_THREADS=$threads XDG_CACHE_HOME=$PWD/build/test_cache # times of products: none of the user's
   for script in tests/e2e/*"$1"*.sh; do
+    [[ -x $script ]] || continue
     alone=$(sed -n 's/^# Takes \([0-9]*\) s alone\.$/\1/p' "$script")
-    [[ -x $script ]] && check timeout --kill-after=10 $((8 * ${alone:-60})) "$script"
+    while ((${#log_of[@]} >= beside)); do end_one; done
+    # times of products: none of the user's
+    OMP_NUM_THREADS=$threads XDG_CACHE_HOME=$PWD/build/test_cache start check timeout --kill-after=10 $((8 * ${alone:-60})) "$script"
   done
+  end_all
 }
 
 tidy=()
@@ -131,14 +139,14 @@ case ${1:-} in
   step ./setup.sh --tests
   step scripts/build.sh asan
   export UBSAN_OPTIONS=print_stacktrace=1
-  doctest 1800 build/asan/core_tests
-  SFSDP_FUZZ_SEED=1000 SFSDP_FUZZ_INPUTS=10000 doctest 300 build/asan/core_tests -tc="fuzz:*" # about 30 s
+  cases 1800 build/asan/core_tests
+  SFSDP_FUZZ_SEED=1000 SFSDP_FUZZ_INPUTS=10000 cases 300 build/asan/core_tests -tc="fuzz:*" # about 30 s
   check build/asan/fuzz all --seconds 30 --at-least 10000 # a third of what two loaded cores do in the slowest target
-  ASAN_OPTIONS=detect_leaks=0 doctest 1800 build/asan/torch_tests # LibTorch keeps registries until the end
+  ASAN_OPTIONS=detect_leaks=0 cases 1800 build/asan/torch_tests # LibTorch keeps registries until the end
   step scripts/build.sh tsan
   # TSan needs its address ranges free, which address randomization on new kernels breaks
   setarch "$(uname -m)" -R true 2>/dev/null && launcher=(setarch "$(uname -m)" -R)
-  doctest 1800 build/tsan/core_tests
+  cases 1800 build/tsan/core_tests
   ;;
 core)
   step ./setup.sh --tests --no-torch
@@ -148,7 +156,7 @@ core)
   check scripts/check_words.sh
   check scripts/check_compile_time.sh core
   check scripts/check_tidy.sh core "${tidy[@]}"
-  doctest 600 build/core/core_tests
+  cases 600 build/core/core_tests
   ;;
 -*)
   echo "usage: ./run_tests.sh [--lint] [core | --sanitize | word]" >&2
@@ -160,18 +168,18 @@ core)
   step scripts/build.sh release
   if [[ -n $word ]]; then
     for tests in core_tests torch_tests; do
-      doctest 600 "build/release/$tests" "-tc=*$word*"
-      doctest 600 "build/release/$tests" "-sf=*$word*" "-tce=*$word*" # the rest of the files of that name
+      cases 600 "build/release/$tests" "-tc=*$word*"
+      cases 600 "build/release/$tests" "-sf=*$word*" "-tce=*$word*" # the rest of the files of that name
     done
   else
     check scripts/check_format.sh
     check scripts/check_layers.sh
     check scripts/check_words.sh
     check scripts/check_compile_time.sh release
-    start_clang_tidy scripts/check_tidy.sh release "${tidy[@]}"
-    doctest 1800 build/release/core_tests
-    doctest 2400 build/release/torch_tests
-    check clang_tidy
+    # each of the three uses one core or a little more, or waits; clang-tidy takes what the others leave
+    start check nice -n 19 scripts/check_tidy.sh release "${tidy[@]}"
+    start_cases 2400 build/release/torch_tests
+    start_cases 1800 build/release/core_tests
   fi
   e2e "$word"
   ;;

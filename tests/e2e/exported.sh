@@ -268,7 +268,7 @@ for archive in ("again", "again_strict"):  # a weight that is read thrice, an op
     step = json.loads(open(f"{folder}/{archive}/metrics.jsonl").readline())
     for key, bar in (("loss", 1e-6), ("grad_norm", 5e-6)):
         assert abs(step[key] - eager[key]) <= bar * eager[key], (archive, key, step[key], eager[key])
-assert abs(got - wide) > 1e-5 * wide, (got, wide)
+assert 4 * abs(got - lower) < abs(got - wide), (got, lower, wide)  # how far bfloat16 is off is the processor's affair
 PY
 
 sed -n 's/^    //p' docs/exported_models.md | sed '/^sfsdp /,$d' >"$dir/export.py"
