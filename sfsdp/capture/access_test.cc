@@ -23,7 +23,7 @@
 #include "sfsdp/testing/modules_torch.h"
 
 namespace sfsdp::capture {
-namespace {
+namespace access_test {
 
 using at::Tensor;
 using Proof = testing::AccessProof;
@@ -393,5 +393,5 @@ TEST_CASE("access maps that are wrong do not pass: too few elements, too many") 
   CHECK(wrong_of("... d, ... -> ... d", "%o1 = embedding %m, %i2 : f32[2, 3, 4]") == "reads more");
 }
 
-}  // namespace
+}  // namespace access_test
 }  // namespace sfsdp::capture

@@ -24,7 +24,7 @@
 #include "sfsdp/testing/aten_calls_torch.h"
 
 namespace sfsdp::capture {
-namespace {
+namespace aten_rules_test {
 
 using at::Tensor;
 using testing::Caller;
@@ -172,5 +172,5 @@ TEST_CASE("ir::pointwise_type is laid out as LibTorch lays results out") {
   CHECK(strided > 500);
 }
 
-}  // namespace
+}  // namespace aten_rules_test
 }  // namespace sfsdp::capture

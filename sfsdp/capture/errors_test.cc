@@ -14,7 +14,7 @@
 #include "sfsdp/exec/reference/reference_executor.h"
 
 namespace sfsdp::capture {
-namespace {
+namespace errors_test {
 
 using at::Tensor;
 
@@ -402,5 +402,5 @@ TEST_CASE("after a refused capture the next one works") {
   CHECK(error_of([](const Tensor& x) { return x * x.sum(); }) == "captured");
 }
 
-}  // namespace
+}  // namespace errors_test
 }  // namespace sfsdp::capture

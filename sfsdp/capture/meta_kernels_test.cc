@@ -19,7 +19,7 @@
 #include "sfsdp/testing/layer_arguments_torch.h"
 
 namespace sfsdp::capture {
-namespace {
+namespace meta_kernels_test {
 
 using at::Tensor;
 using c10::IValue;
@@ -563,5 +563,5 @@ TEST_CASE("attention is traced as the kernel that LibTorch chooses for CPU tenso
   CHECK(taken[false] > 20);
 }
 
-}  // namespace
+}  // namespace meta_kernels_test
 }  // namespace sfsdp::capture

@@ -18,7 +18,7 @@
 #include "sfsdp/ir/verifier.h"
 
 namespace sfsdp::capture {
-namespace {
+namespace modules_test {
 
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
@@ -340,5 +340,5 @@ TEST_CASE("recurrent cells are captured as plain ops") {
                            at::kFloat);
 }
 
-}  // namespace
+}  // namespace modules_test
 }  // namespace sfsdp::capture

@@ -26,7 +26,7 @@
 #include "sfsdp/testing/source_dir.h"
 
 namespace sfsdp::capture {
-namespace {
+namespace nn_modules_test {
 
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
@@ -191,5 +191,5 @@ TEST_CASE("modules of torch::nn are captured and equal eager, or refused; docs/m
   FAIL_CHECK("docs/modules.md is out of date; what it should hold: " << made.string());
 }
 
-}  // namespace
+}  // namespace nn_modules_test
 }  // namespace sfsdp::capture

@@ -24,7 +24,7 @@
 #include "sfsdp/testing/interp/interpreter.h"
 
 namespace sfsdp::capture {
-namespace {
+namespace spellings_test {
 
 using at::Tensor;
 using Sizes = std::vector<int64_t>;
@@ -596,5 +596,5 @@ TEST_CASE("the interpreter's embedding and its gradient are LibTorch's, of rows 
                     {{"g", g}, {"ids", ids}}, {at::embedding_dense_backward(g, ids, 5, -1, false)});
 }
 
-}  // namespace
+}  // namespace spellings_test
 }  // namespace sfsdp::capture

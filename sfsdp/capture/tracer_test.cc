@@ -20,7 +20,7 @@
 #include "sfsdp/ir/printer.h"
 
 namespace sfsdp::capture {
-namespace {
+namespace tracer_test {
 
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
@@ -487,5 +487,5 @@ TEST_CASE("a draw depends on all 64 bits of the seed and on the step, and is as 
   CHECK_FALSE(at::equal(draw(7, int64_t{1} << 60), draw(7, (int64_t{1} << 60) + 1)));
 }
 
-}  // namespace
+}  // namespace tracer_test
 }  // namespace sfsdp::capture

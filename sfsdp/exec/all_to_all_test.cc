@@ -12,7 +12,7 @@
 #include "sfsdp/ir/parser.h"
 
 namespace sfsdp::exec {
-namespace {
+namespace all_to_all_test {
 
 using at::Tensor;
 
@@ -51,5 +51,5 @@ TEST_CASE("an all_to_all gives each rank its part of one dimension, of which it 
       }
 }
 
-}  // namespace
+}  // namespace all_to_all_test
 }  // namespace sfsdp::exec

@@ -14,7 +14,7 @@
 #include "sfsdp/ir/parser.h"
 
 namespace sfsdp::exec {
-namespace {
+namespace expert_rows_test {
 
 using at::Tensor;
 
@@ -77,5 +77,5 @@ TEST_CASE("own rows: offsets that are none are refused on all ranks, naming the 
   });
 }
 
-}  // namespace
+}  // namespace expert_rows_test
 }  // namespace sfsdp::exec

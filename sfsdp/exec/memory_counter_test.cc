@@ -10,7 +10,7 @@
 #include "sfsdp/exec/workspace.h"
 
 namespace sfsdp {
-namespace {
+namespace memory_counter_test {
 
 TEST_CASE("what LibTorch's allocator gives out is counted, for all threads, until it is given back") {
   exec::count_memory();
@@ -78,5 +78,5 @@ TEST_CASE("what LibTorch asks for on a thread that uses a workspace comes from t
   CHECK(workspace.blocks() == 0);
 }
 
-}  // namespace
+}  // namespace memory_counter_test
 }  // namespace sfsdp

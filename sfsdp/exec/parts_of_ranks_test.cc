@@ -14,7 +14,7 @@
 #include "sfsdp/ir/verifier.h"
 
 namespace sfsdp::exec {
-namespace {
+namespace parts_of_ranks_test {
 
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
@@ -72,5 +72,5 @@ TEST_CASE("parts of ranks: a sum is rounded once, and its terms are left as they
   }
 }
 
-}  // namespace
+}  // namespace parts_of_ranks_test
 }  // namespace sfsdp::exec

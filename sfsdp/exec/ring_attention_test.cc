@@ -19,7 +19,7 @@
 #include "sfsdp/ir/verifier.h"
 
 namespace sfsdp::exec {
-namespace {
+namespace exec_ring_attention_test {
 
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
@@ -214,5 +214,5 @@ TEST_CASE("merged attention of queries that have seen no key is 0 and -inf, and 
   CHECK(at::isnan(merged[0].view({3, 2})[2]).all().item<bool>());
 }
 
-}  // namespace
+}  // namespace exec_ring_attention_test
 }  // namespace sfsdp::exec

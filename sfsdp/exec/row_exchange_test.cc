@@ -19,7 +19,7 @@
 #include "sfsdp/ir/parser.h"
 
 namespace sfsdp::exec {
-namespace {
+namespace row_exchange_test {
 
 using at::Tensor;
 
@@ -257,5 +257,5 @@ TEST_CASE("rows that are exchanged: ranks that have other offsets are told so, b
   });
 }
 
-}  // namespace
+}  // namespace row_exchange_test
 }  // namespace sfsdp::exec

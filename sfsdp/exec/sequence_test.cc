@@ -23,7 +23,7 @@
 #include "sfsdp/testing/plan_runs_torch.h"
 
 namespace sfsdp::exec {
-namespace {
+namespace sequence_test {
 
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
@@ -274,5 +274,5 @@ TEST_CASE(
   }
 }
 
-}  // namespace
+}  // namespace sequence_test
 }  // namespace sfsdp::exec

@@ -19,7 +19,7 @@
 #include "sfsdp/ir/parser.h"
 
 namespace sfsdp::exec {
-namespace {
+namespace vocabulary_test {
 
 using at::Tensor;
 
@@ -203,5 +203,5 @@ TEST_CASE(
       }
 }
 
-}  // namespace
+}  // namespace vocabulary_test
 }  // namespace sfsdp::exec

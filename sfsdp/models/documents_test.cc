@@ -16,7 +16,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp::models {
-namespace {
+namespace documents_test {
 
 constexpr int64_t kIds = 32, kRow = 17;
 const std::vector<int64_t> kLengths = {5, 8, 4};  // of the documents of a row
@@ -250,5 +250,5 @@ TEST_CASE("documents: the plan machine runs plans whose attention reads them") {
     }
 }
 
-}  // namespace
+}  // namespace documents_test
 }  // namespace sfsdp::models

@@ -18,7 +18,7 @@
 #include "sfsdp/testing/machine/reference.h"
 
 namespace sfsdp::testing {
-namespace {
+namespace any_ops_on_machine_test {
 
 // Opcodes whose templates cannot run, and a part of what LibTorch says.
 const std::map<std::string, std::string> kCannotRun = {
@@ -143,5 +143,5 @@ TEST_CASE("any ops on the machine: random programs of all of them are what the i
   CHECK(fused > 600);
 }
 
-}  // namespace
+}  // namespace any_ops_on_machine_test
 }  // namespace sfsdp::testing

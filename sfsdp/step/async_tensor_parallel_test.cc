@@ -20,7 +20,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace async_tensor_parallel_test {
 
 constexpr int64_t kSteps = 6;
 
@@ -216,5 +216,5 @@ TEST_CASE("async tensor parallelism that takes no site says why") {
   says({{"tp", 2}}, true, WhereFaster, "dgx_h100", "sites none is faster part by part; at layers.");
 }
 
-}  // namespace
+}  // namespace async_tensor_parallel_test
 }  // namespace sfsdp

@@ -18,7 +18,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace chunked_loss_parallel_test {
 
 using testing::Case, testing::Reference, testing::kGlobalBatch;
 
@@ -241,5 +241,5 @@ TEST_CASE("chunks of a loss that cannot be beside a model axis are refused by na
                        UserError);
 }
 
-}  // namespace
+}  // namespace chunked_loss_parallel_test
 }  // namespace sfsdp

@@ -24,7 +24,7 @@
 #include "sfsdp/testing/eager_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace conformance_test {
 
 // One block used twice, input and output embedding tied, a frozen layer, an unused parameter, a scalar parameter and a
 // weight that is not contiguous.
@@ -554,5 +554,5 @@ TEST_CASE(
   CHECK(std::system(command.c_str()) == 0);  // NOLINT(cert-env33-c): its own binary
 }
 
-}  // namespace
+}  // namespace conformance_test
 }  // namespace sfsdp

@@ -13,7 +13,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace context_parallel_test {
 
 // 2 samples of 8 tokens.
 Batch sentences(int64_t length = 8) {
@@ -69,5 +69,5 @@ TEST_CASE("sequences that cp does not divide, and dimensions that no tensor has,
                        UserError);
 }
 
-}  // namespace
+}  // namespace context_parallel_test
 }  // namespace sfsdp

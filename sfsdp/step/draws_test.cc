@@ -10,7 +10,7 @@
 #include "sfsdp/testing/eager_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace draws_test {
 
 struct ScaleImpl : torch::nn::Module {
   torch::nn::Dropout drop = register_module("drop", torch::nn::Dropout(0.4));
@@ -130,5 +130,5 @@ TEST_CASE("a draw whose batch is not found is refused where it matters, with a c
     CHECK_THROWS_WITH_AS(compile_with(dims), doctest::Contains("expected a dimension of each tensor"), UserError);
 }
 
-}  // namespace
+}  // namespace draws_test
 }  // namespace sfsdp

@@ -22,7 +22,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace fused_weights_test {
 
 namespace nn = torch::nn;
 using testing::Case, testing::Reference, testing::eager, testing::expect_parity;
@@ -268,5 +268,5 @@ TEST_CASE("blocks of several sizes are refused by name; without blocks they trai
                 reference);
 }
 
-}  // namespace
+}  // namespace fused_weights_test
 }  // namespace sfsdp

@@ -20,7 +20,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace hosts_test {
 
 constexpr int kRanks = 4;
 
@@ -74,5 +74,5 @@ TEST_CASE("HSDP with shards within hosts and replicas between them has the bits 
   }
 }
 
-}  // namespace
+}  // namespace hosts_test
 }  // namespace sfsdp

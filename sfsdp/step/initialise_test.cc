@@ -15,7 +15,7 @@
 #include "sfsdp/capture/meta_init.h"
 
 namespace sfsdp {
-namespace {
+namespace initialise_test {
 
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(at::ScalarType dtype) {
@@ -59,5 +59,5 @@ TEST_CASE(
   }
 }
 
-}  // namespace
+}  // namespace initialise_test
 }  // namespace sfsdp

@@ -14,7 +14,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace llama_mixture_parity_test {
 
 // Norms on q and k, three of eight experts, a dense layer first.
 models::Llama3Args like_qwen3() {
@@ -112,5 +112,5 @@ TEST_CASE("a mixture whose layers are all dense is cut over tp by the plan of it
   expect_parity_on(args, {cut({{"tp", 2}}), cut({{"dp_shard", 2}, {"tp", 2}})});
 }
 
-}  // namespace
+}  // namespace llama_mixture_parity_test
 }  // namespace sfsdp

@@ -18,7 +18,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace mesh_parity_test {
 
 using testing::Reference;
 
@@ -191,5 +191,5 @@ TEST_CASE("meshes: each pair of choices stands in one of them") {
   expect_every_pair(kContext, 130);
 }
 
-}  // namespace
+}  // namespace mesh_parity_test
 }  // namespace sfsdp

@@ -20,7 +20,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace mixture_forms_test {
 
 constexpr int64_t kDim = 12, kExperts = 4, kChosen = 2;
 
@@ -141,5 +141,5 @@ TEST_CASE("a mixture whose rows are not picked out of tokens cannot be computed 
   CHECK_THROWS_WITH_AS(compiled({.capacity = -1}), doctest::Contains("expected even shares of rows"), UserError);
 }
 
-}  // namespace
+}  // namespace mixture_forms_test
 }  // namespace sfsdp

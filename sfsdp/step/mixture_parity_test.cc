@@ -17,7 +17,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace mixture_parity_test {
 
 // As V3: latent queries, a dense layer, sigmoid scores, two of four groups, one shared expert.
 models::DeepSeekV3Args like_v3() {
@@ -347,5 +347,5 @@ TEST_CASE(
                                           cut({{"dp_shard", 2}, {"ep", 2}, {"tp", 2}}, {}, 1, {}, all_again())});
 }
 
-}  // namespace
+}  // namespace mixture_parity_test
 }  // namespace sfsdp

@@ -19,7 +19,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace odd_vocabulary_test {
 
 using testing::Case, testing::Reference, testing::eager, testing::expect_parity, testing::make_gpt, testing::make_llama;
 
@@ -180,5 +180,5 @@ TEST_CASE("a compiled step that would count padding is refused, whichever op for
   CHECK(changed == 3);  // the lookup, the parts of the loss, its gradient
 }
 
-}  // namespace
+}  // namespace odd_vocabulary_test
 }  // namespace sfsdp

@@ -17,7 +17,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace packed_sums_test {
 
 struct Form {
   std::vector<MeshAxis> axes;
@@ -143,5 +143,5 @@ TEST_CASE("sums of norms' gradients: of a mixture over ep and tp") {
   check_same_bits(make, rules, {{{"dp_shard", 2}, {"ep", 2}, {"tp", 2}}, 1, {}, 2});
 }
 
-}  // namespace
+}  // namespace packed_sums_test
 }  // namespace sfsdp

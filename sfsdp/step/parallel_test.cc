@@ -28,7 +28,7 @@
 #include "tests/fixtures/fixture.h"
 
 namespace sfsdp {
-namespace {
+namespace parallel_test {
 
 using testing::kAdamW, testing::kGlobalBatch, testing::loss_of, testing::make_gpt, testing::make_llama,
     testing::sum_of_squares, testing::tokens;
@@ -589,5 +589,5 @@ TEST_CASE("a step holds what is planned for it, and little more") {
   }
 }
 
-}  // namespace
+}  // namespace parallel_test
 }  // namespace sfsdp

@@ -24,7 +24,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace passes_test {
 
 const std::string kMachine = testing::source_dir() + "/machines/dgx_h100.toml";
 
@@ -594,5 +594,5 @@ TEST_CASE("ranks whose own passes differ are told before the first step, also wh
   }
 }
 
-}  // namespace
+}  // namespace passes_test
 }  // namespace sfsdp

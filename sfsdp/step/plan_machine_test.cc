@@ -15,7 +15,7 @@
 #include "sfsdp/testing/source_dir.h"
 
 namespace sfsdp::plan::machine {
-namespace {
+namespace plan_machine_test {
 
 std::string faults_of(const StepPlan& plan) {
   return find_difference(plan, {.steps = 1, .other = testing::run_in_libtorch});
@@ -30,8 +30,6 @@ std::string faults_of(const std::string& graph, const std::string& result, const
   plan.memory.inside.push_back({value, host, 0});
   return faults_of(plan);
 }
-
-}  // namespace
 
 TEST_CASE(
     "plan machine: a block of Llama under HSDP 2 x 2 is what the interpreter computes, with 1 and 3 micro-batches") {
@@ -83,4 +81,5 @@ TEST_CASE("plan machine: the input gradient of batch norm, written over what the
   CHECK(faults_of(graph("%a"), "dx", "h").find("native_batch_norm_backward") != std::string::npos);
 }
 
+}  // namespace plan_machine_test
 }  // namespace sfsdp::plan::machine

@@ -29,7 +29,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace planned_lanes_test {
 
 using testing::kAdamW, testing::kGlobalBatch, testing::loss_of, testing::make_gpt, testing::make_llama,
     testing::RankOutcome, testing::tokens;
@@ -80,8 +80,16 @@ std::vector<Form> forms() {
       {"stage 2", two, {.zero_stage = 2}, 2},
       {"bfloat16", two, {}, 1, false, true},
       // many collectives
-      {.name = "a mixture in rounds", .mesh = init_device_mesh({{"ep", 2}}), .micro_batches = 2, .mixture = true, .schedules = 15},
-      {.name = "a ring of attention", .mesh = init_device_mesh({{"cp", 3}}), .micro_batches = 2, .ring = true, .schedules = 15}};
+      {.name = "a mixture in rounds",
+       .mesh = init_device_mesh({{"ep", 2}}),
+       .micro_batches = 2,
+       .mixture = true,
+       .schedules = 15},
+      {.name = "a ring of attention",
+       .mesh = init_device_mesh({{"cp", 3}}),
+       .micro_batches = 2,
+       .ring = true,
+       .schedules = 15}};
   return all;
 }
 
@@ -340,5 +348,5 @@ TEST_CASE(
   CHECK(pairs >= 5);
 }
 
-}  // namespace
+}  // namespace planned_lanes_test
 }  // namespace sfsdp

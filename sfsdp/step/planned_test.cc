@@ -27,7 +27,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace planned_test {
 
 using testing::kAdamW, testing::kGlobalBatch, testing::loss_of, testing::make_gpt, testing::make_llama, testing::tokens;
 
@@ -404,5 +404,5 @@ TEST_CASE("gradients are made in their buckets, and parameters are read from the
   CHECK(rows.out > 0);
 }
 
-}  // namespace
+}  // namespace planned_test
 }  // namespace sfsdp

@@ -19,7 +19,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace plans_on_machine_test {
 
 using plan::machine::Comparison, testing::kAdamW, testing::loss_of, testing::run_on_machine, testing::tokens;
 
@@ -239,5 +239,5 @@ TEST_CASE("plan machine: batch norm and dropout, whose state goes on between mic
   }
 }
 
-}  // namespace
+}  // namespace plans_on_machine_test
 }  // namespace sfsdp

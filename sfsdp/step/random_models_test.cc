@@ -19,7 +19,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace random_models_test {
 
 using testing::kAdamW, testing::kGlobalBatch, testing::loss_of, testing::tokens;
 
@@ -238,5 +238,5 @@ TEST_CASE("random models on random meshes with random options train as one eager
   }
 }
 
-}  // namespace
+}  // namespace random_models_test
 }  // namespace sfsdp

@@ -16,7 +16,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace step_ring_attention_test {
 
 constexpr int64_t kSteps = 6;
 
@@ -197,5 +197,5 @@ TEST_CASE(
   }
 }
 
-}  // namespace
+}  // namespace step_ring_attention_test
 }  // namespace sfsdp

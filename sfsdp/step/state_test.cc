@@ -16,7 +16,7 @@
 #include "sfsdp/testing/eager_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace state_test {
 
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(double dropout = 0.0)
@@ -595,5 +595,5 @@ TEST_CASE("ranks that differ in learning rate, steps done or seed all get a User
   });
 }
 
-}  // namespace
+}  // namespace state_test
 }  // namespace sfsdp

@@ -24,7 +24,7 @@
 #include "sfsdp/testing/eager_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace step_test {
 
 struct MlpImpl : torch::nn::Module {
   explicit MlpImpl(int64_t hidden = 16, double dropout = 0.0)
@@ -510,5 +510,5 @@ TEST_CASE("a batch unlike the example in dtype or rank, or without values, is re
   CHECK(step(good).loss > 0);
 }
 
-}  // namespace
+}  // namespace step_test
 }  // namespace sfsdp

@@ -20,7 +20,7 @@
 #include "sfsdp/step/step.h"
 
 namespace sfsdp {
-namespace {
+namespace storage_layout_test {
 
 struct ConvNetImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) { return head(at::relu(norm(conv(x))).flatten(1)); }
@@ -49,8 +49,6 @@ std::vector<std::string> names_of(const plan::StorageLayout& layout, plan::State
     if (entry.kind == kind) names.push_back(entry.name);
   return names;
 }
-
-}  // namespace
 
 TEST_CASE(
     "training, evaluation and other batch shapes have every parameter, moment, counter and buffer at one address") {
@@ -111,4 +109,5 @@ TEST_CASE(
   }
 }
 
+}  // namespace storage_layout_test
 }  // namespace sfsdp

@@ -25,7 +25,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace tensor_parallel_test {
 
 namespace nn = torch::nn;
 using testing::Case, testing::Reference, testing::eager, testing::expect_parity;
@@ -422,5 +422,5 @@ TEST_CASE(
   CHECK(changed == 2 * 4 + 1);  // of two blocks, and of the norm
 }
 
-}  // namespace
+}  // namespace tensor_parallel_test
 }  // namespace sfsdp

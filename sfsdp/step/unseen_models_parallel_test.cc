@@ -17,7 +17,7 @@
 #include "sfsdp/testing/parity_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace unseen_models_parallel_test {
 
 namespace nn = torch::nn;
 using testing::eager, testing::expect_parity;
@@ -197,5 +197,5 @@ TEST_CASE("unseen models over tp: one block that is used three times") {
   expect_all(make_beside(true), kNextWord, words, kLayersAndWords);
 }
 
-}  // namespace
+}  // namespace unseen_models_parallel_test
 }  // namespace sfsdp

@@ -18,7 +18,7 @@
 #include "sfsdp/testing.h"
 
 namespace sfsdp {
-namespace {
+namespace variants_test {
 
 struct NetImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) { return drop(at::relu(up(x))); }
@@ -196,5 +196,5 @@ TEST_CASE("a batch that one rank alone cannot take while it runs ends the step o
   }
 }
 
-}  // namespace
+}  // namespace variants_test
 }  // namespace sfsdp

@@ -17,7 +17,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace vocabulary_parallel_test {
 
 using testing::Case, testing::Reference, testing::eager, testing::expect_parity;
 
@@ -186,5 +186,5 @@ TEST_CASE("with sequence parallelism the sums of a vocabulary are reduce_scatter
                {"bwd all_reduce f32[192]", 1}});      // of all norms', 64 of each bucket
 }
 
-}  // namespace
+}  // namespace vocabulary_parallel_test
 }  // namespace sfsdp

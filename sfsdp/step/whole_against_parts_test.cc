@@ -24,7 +24,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace whole_against_parts_test {
 
 using ir::interp::Array;
 
@@ -339,5 +339,5 @@ TEST_CASE("whole against parts: a sum that is left out, and rows that lie in ano
   CHECK(compare(whole, placed(whole, cp), {cp.mesh, false}).most > 1e-6);
 }
 
-}  // namespace
+}  // namespace whole_against_parts_test
 }  // namespace sfsdp

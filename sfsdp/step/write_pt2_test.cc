@@ -24,7 +24,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
-namespace {
+namespace write_pt2_test {
 
 using testing::TemporaryFolder;
 
@@ -274,5 +274,5 @@ TEST_CASE("write_pt2: sums and products of sizes are computed in the graph") {
   }
 }
 
-}  // namespace
+}  // namespace write_pt2_test
 }  // namespace sfsdp

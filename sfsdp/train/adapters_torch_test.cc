@@ -20,7 +20,7 @@
 #include "sfsdp/train/weights/adapter_values.h"
 
 namespace sfsdp::train {
-namespace {
+namespace adapters_torch_test {
 
 using checkpoint::Checkpointer, checkpoint::WeightSource;
 using testing::MemoryFolder;
@@ -124,8 +124,6 @@ void check_same(const Outcome& got, const std::vector<double>& losses, const Out
 std::vector<double> last_of(const std::vector<double>& losses, size_t count) {
   return {losses.end() - static_cast<std::ptrdiff_t>(count), losses.end()};
 }
-
-}  // namespace
 
 TEST_CASE("a run goes on from a checkpoint of what is trained alone, bit for bit, on any number of ranks") {
   for (const JobConfig& config : {decoder(), llama()}) {
@@ -273,4 +271,5 @@ TEST_CASE("lora.adapter: flags that disagree with it, and what the model has not
       decoder(), [](JobConfig& c) { c.lora.adapter += "/none"; }, "adapter_config.json");
 }
 
+}  // namespace adapters_torch_test
 }  // namespace sfsdp::train

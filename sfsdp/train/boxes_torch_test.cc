@@ -33,7 +33,7 @@
 #include "sfsdp/train/weights/safetensors_header.h"
 
 namespace sfsdp::train {
-namespace {
+namespace boxes_torch_test {
 
 using testing::kAdamW, testing::kGlobalBatch, testing::loss_of, testing::MemoryFolder;
 
@@ -125,10 +125,6 @@ std::map<std::string, std::string> files_of(const std::string& folder) {
   return files;
 }
 
-}  // namespace
-
-namespace {
-
 // Two steps by each program; each other one loads them with the same bits, and exports the same files.
 void expect_any_to_any(const std::vector<std::shared_ptr<Program>>& programs, const HfConfig& config,
                        const std::function<void(const checkpoint::Manifest&, const DeviceMesh&)>& check) {
@@ -167,8 +163,6 @@ HfConfig hf_config_of(const std::string& model, const std::map<std::string, HfCo
   const auto built = models::make_language_model({model, "", {args.begin(), args.end()}});
   return hf_config_of_model(model, built.args, hf_sources(program));
 }
-
-}  // namespace
 
 TEST_CASE("a Llama trained on any of fourteen meshes goes on on any other with the same bits, and is exported alike") {
   std::vector<std::shared_ptr<Program>> programs;
@@ -383,8 +377,6 @@ TEST_CASE("an archive fills any mesh with the same bits") {
   }
 }
 
-namespace {
-
 models::Llama3 make_adapted_llama() {
   auto model = make_wide_llama();
   add_lora(*model, {.targets = {"*.wq", "*.w2"}, .rank = 4, .alpha = 8});
@@ -415,8 +407,6 @@ State write_adapter(const std::string& folder) {
   return values;
 }
 
-}  // namespace
-
 TEST_CASE("adapters of PEFT fill any mesh with the same bits, whichever dimension of them is cut") {
   const MemoryFolder folder;
   const State expected = write_adapter(folder / "peft");
@@ -436,16 +426,12 @@ TEST_CASE("adapters of PEFT fill any mesh with the same bits, whichever dimensio
   }
 }
 
-namespace {
-
 struct NormalisedImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) { return norm(in(x)); }
   torch::nn::Linear in = register_module("in", torch::nn::Linear(3, 6));
   torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(6));
 };
 TORCH_MODULE(Normalised);
-
-}  // namespace
 
 TEST_CASE("running statistics are each data rank's own, and all ranks along tp have them alike: one writes them") {
   const MemoryFolder folder;
@@ -482,4 +468,5 @@ TEST_CASE("running statistics are each data rank's own, and all ranks along tp h
   }
 }
 
+}  // namespace boxes_torch_test
 }  // namespace sfsdp::train

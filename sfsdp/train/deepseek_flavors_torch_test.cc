@@ -14,7 +14,7 @@
 #include "sfsdp/train/weights/hf_parameters.h"
 
 namespace sfsdp::train {
-namespace {
+namespace deepseek_flavors_torch_test {
 
 using models::LanguageModel, models::ModelSpec;
 
@@ -73,5 +73,5 @@ TEST_CASE(
   }
 }
 
-}  // namespace
+}  // namespace deepseek_flavors_torch_test
 }  // namespace sfsdp::train

@@ -21,7 +21,7 @@
 #include "sfsdp/train/exported_job.h"
 
 namespace sfsdp::train {
-namespace {
+namespace exported_job_torch_test {
 
 std::string fixture_path(const std::string& name) { return testing::source_dir() + "/tests/fixtures/exported/" + name; }
 
@@ -265,5 +265,5 @@ TEST_CASE("adapters: what is refused") {
   refused({{"embed_tokens", "*.q_proj"}, 4, 8}, "matches embed_tokens, whose weight is read by aten.embedding");
 }
 
-}  // namespace
+}  // namespace exported_job_torch_test
 }  // namespace sfsdp::train

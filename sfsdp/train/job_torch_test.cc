@@ -20,7 +20,7 @@
 #include "sfsdp/train/job.h"
 
 namespace sfsdp::train {
-namespace {
+namespace job_torch_test {
 
 using checkpoint::Checkpointer, checkpoint::CheckpointOptions;
 using testing::kAdamW, testing::loss_of, testing::make_llama, testing::micro_batches_of;
@@ -114,8 +114,6 @@ void check_same_state(const Outcome& got, const Outcome& expected) {
   }
 }
 
-}  // namespace
-
 // Moments and gradients too, without a float32 copy; the sums over ranks are float32.
 TEST_CASE("training.dtype = bfloat16 equals an eager bfloat16 Llama 3, bit for bit on one rank") {
   JobConfig config;
@@ -204,8 +202,6 @@ TEST_CASE("a run that goes on has the losses of one that was not stopped: its ow
   }
 }
 
-namespace {
-
 struct NormalisedImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) { return norm(in(x)).square().mean(); }
   torch::nn::Linear in = register_module("in", torch::nn::Linear(3, 5));
@@ -236,8 +232,6 @@ std::vector<at::Tensor> running_means(int64_t ranks, const std::string& folder, 
   return means;
 }
 
-}  // namespace
-
 TEST_CASE("running statistics are each data rank's own; rank r of another number takes those of r modulo the saved") {
   const testing::MemoryFolder folder;
   const auto saved = running_means(3, folder.path(), 2);
@@ -248,8 +242,6 @@ TEST_CASE("running statistics are each data rank's own; rank r of another number
       CHECK(at::equal(loaded[static_cast<size_t>(r)], saved[static_cast<size_t>(r % 3)]));
   }
 }
-
-namespace {
 
 struct DroppedImpl : torch::nn::Module {
   explicit DroppedImpl(double p) : drop(register_module("drop", torch::nn::Dropout(p))) {}
@@ -291,8 +283,6 @@ std::vector<double> losses_with_dropout(double p, const std::string& folder, int
   return losses;
 }
 
-}  // namespace
-
 TEST_CASE("random ops go on after a save where they stopped: with dropout the losses are those of a run not stopped") {
   const testing::MemoryFolder folder, other, none;
   int64_t began_at = 0;
@@ -304,4 +294,5 @@ TEST_CASE("random ops go on after a save where they stopped: with dropout the lo
   CHECK(losses_with_dropout(0, none.path(), 1, &began_at)[0] != whole[0]);  // it does drop
 }
 
+}  // namespace job_torch_test
 }  // namespace sfsdp::train

@@ -16,7 +16,7 @@
 #include "sfsdp/train/job.h"
 
 namespace sfsdp::train {
-namespace {
+namespace loss_mask_torch_test {
 
 constexpr int64_t kRows = 12, kLength = 7, kSteps = 3;
 
@@ -230,5 +230,5 @@ TEST_CASE("without training.loss_mask the step has no count") {
   CHECK(graph_of(config) == 2);
 }
 
-}  // namespace
+}  // namespace loss_mask_torch_test
 }  // namespace sfsdp::train

@@ -28,7 +28,7 @@
 #include "sfsdp/train/weights/hf_weights.h"
 
 namespace sfsdp::train {
-namespace {
+namespace mixture_weights_torch_test {
 
 using testing::batch_of, testing::Fixture;
 
@@ -428,5 +428,5 @@ TEST_CASE("DeepSeek-V3 in float8: a missing scale, a scale too many and a number
                                     " of layers.2.moe.experts.w2")) != std::string::npos);
 }
 
-}  // namespace
+}  // namespace mixture_weights_torch_test
 }  // namespace sfsdp::train

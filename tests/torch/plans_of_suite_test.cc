@@ -18,7 +18,7 @@
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp::testing {
-namespace {
+namespace plans_of_suite_test {
 
 // Elements that the ops of all plans make which are run: 30 s on two cores that others load as well. The smallest plans come first.
 constexpr int64_t kMostWork = 4'000'000;
@@ -90,5 +90,5 @@ TEST_CASE("plans of the suite: each that is small is what the interpreter comput
   if (plans.size() >= kWholeSuite) CHECK(ran >= 300);
 }
 
-}  // namespace
+}  // namespace plans_of_suite_test
 }  // namespace sfsdp::testing

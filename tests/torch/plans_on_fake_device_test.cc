@@ -22,7 +22,7 @@
 #include "sfsdp/testing/plans_of_suite_torch.h"
 
 namespace sfsdp::testing {
-namespace {
+namespace plans_on_fake_device_test {
 
 constexpr uint64_t kSchedules = 100;
 // Elements that the ops of the largest plan make which is run, and how many are: every so many of those that are as small, by
@@ -120,11 +120,12 @@ TEST_CASE("plans of the suite: each that is small has the same bits on fake devi
   }
   std::string lines;
   for (const auto& [reason, count] : refused) lines += concat("\n  ", count, ": ", reason);
-  MESSAGE(kSchedules, " schedules of ", ran, " plans of ", plans.size(), ", the largest of ", kMostWork, " elements; not run:", lines);
+  MESSAGE(kSchedules, " schedules of ", ran, " plans of ", plans.size(), ", the largest of ", kMostWork,
+          " elements; not run:", lines);
   int64_t all_refused = 0;
   for (const auto& [reason, count] : refused) all_refused += count;
   CHECK(all_refused <= 1 + ran / 20);
 }
 
-}  // namespace
+}  // namespace plans_on_fake_device_test
 }  // namespace sfsdp::testing

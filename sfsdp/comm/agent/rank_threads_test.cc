@@ -14,7 +14,7 @@
 #include "sfsdp/base/cores.h"
 
 namespace sfsdp::comm {
-namespace {
+namespace rank_threads_test {
 
 // One rank of a host that has others.
 class RankOfHost final : public CommWorld {
@@ -74,5 +74,5 @@ TEST_CASE("threads of a rank: what the user has chosen, and all of a rank that i
   CHECK(at::get_num_threads() == 7);
 }
 
-}  // namespace
+}  // namespace rank_threads_test
 }  // namespace sfsdp::comm

@@ -14,7 +14,7 @@
 #include "sfsdp/ir/parser.h"
 
 namespace sfsdp::exec {
-namespace {
+namespace attention_call_test {
 
 struct Case {
   int64_t batch, heads, groups, length, width;
@@ -120,5 +120,5 @@ TEST_CASE("attention by sfsdp's kernel writes where it is told, in the type's st
   CHECK(at::equal(sums, fresh_sums));
 }
 
-}  // namespace
+}  // namespace attention_call_test
 }  // namespace sfsdp::exec

@@ -14,7 +14,7 @@
 #include "sfsdp/ir/parser.h"
 
 namespace sfsdp::exec {
-namespace {
+namespace cross_entropy_call_test {
 
 constexpr int64_t kRows = 24, kClasses = 500;
 
@@ -77,5 +77,5 @@ TEST_CASE("cross entropy by sfsdp's kernel refuses what is no class, as LibTorch
   CHECK(results[1].item<float>() == 0);
 }
 
-}  // namespace
+}  // namespace cross_entropy_call_test
 }  // namespace sfsdp::exec

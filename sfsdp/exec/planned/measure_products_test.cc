@@ -14,7 +14,7 @@
 #include "sfsdp/testing/temporary_folder.h"
 
 namespace sfsdp::exec {
-namespace {
+namespace measure_products_test {
 
 const std::vector<ir::ProductShape> kShapes = {{ir::DType::f32, 40, 30, 20, false, true},
                                                {ir::DType::f32, 30, 20, 40, true, false},
@@ -121,5 +121,5 @@ TEST_CASE("every library is timed, also for a product that is cut") {
   }
 }
 
-}  // namespace
+}  // namespace measure_products_test
 }  // namespace sfsdp::exec

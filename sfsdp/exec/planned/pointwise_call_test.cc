@@ -15,7 +15,7 @@
 #include "sfsdp/kernels/of_op.h"
 
 namespace sfsdp::exec {
-namespace {
+namespace pointwise_call_test {
 
 using Values = std::map<const ir::Value*, at::Tensor>;
 
@@ -114,5 +114,5 @@ TEST_CASE(
   CHECK(!of("  %x = input name=x : i64[4, 6]\nfwd:\n  %y = aten.add.Tensor %x, %x : i64[4, 6]\n"));
 }
 
-}  // namespace
+}  // namespace pointwise_call_test
 }  // namespace sfsdp::exec

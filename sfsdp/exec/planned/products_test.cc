@@ -14,7 +14,7 @@
 #include "sfsdp/exec/planned/openblas.h"
 
 namespace sfsdp::exec {
-namespace {
+namespace products_test {
 
 // Root of the mean square, of the numbers' own.
 double error_of(const at::Tensor& got, const at::Tensor& exact) {
@@ -179,5 +179,5 @@ TEST_CASE("OpenBLAS leaves LibTorch's products and the environment as they were;
   }
 }
 
-}  // namespace
+}  // namespace products_test
 }  // namespace sfsdp::exec

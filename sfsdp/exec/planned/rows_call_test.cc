@@ -16,7 +16,7 @@
 #include "sfsdp/ir/parser.h"
 
 namespace sfsdp::exec {
-namespace {
+namespace rows_call_test {
 
 using Tensors = std::vector<at::Tensor>;
 
@@ -57,8 +57,6 @@ Tensors in_float64(Tensors tensors) {
       t = t.to(at::kComplexDouble);
   return tensors;
 }
-
-}  // namespace
 
 // Types of @ are float32, bfloat16, and float64 for what is exact.
 TEST_CASE(
@@ -276,4 +274,5 @@ TEST_CASE("kernels of rows: Adam and AdamW as LibTorch's, segments and all, clip
   }
 }
 
+}  // namespace rows_call_test
 }  // namespace sfsdp::exec

@@ -15,7 +15,7 @@
 #include "sfsdp/models/registry.h"
 
 namespace sfsdp::models {
-namespace {
+namespace deepseek_v3_test {
 
 int64_t parameters_of(const torch::nn::Module& module) {
   int64_t sum = 0;
@@ -256,5 +256,5 @@ TEST_CASE("DeepSeek-V3 refuses sizes that do not fit together, by name") {
   CHECK(refused("score_func", true) == "ModelSpec::args.score_func = true\n  expected a text");
 }
 
-}  // namespace
+}  // namespace deepseek_v3_test
 }  // namespace sfsdp::models

@@ -16,7 +16,7 @@
 #include "sfsdp/base/strings.h"
 
 namespace sfsdp::models {
-namespace {
+namespace autocast_test {
 
 using at::Tensor;
 
@@ -153,5 +153,5 @@ TEST_CASE("autocast: the lists have the ops that LibTorch casts on a CPU") {
   CHECK_FALSE(autocast_policy("mm"));
 }
 
-}  // namespace
+}  // namespace autocast_test
 }  // namespace sfsdp::models

@@ -15,7 +15,7 @@
 #include "sfsdp/models/exported/exported_op.h"
 
 namespace sfsdp::models {
-namespace {
+namespace exported_graph_test {
 
 using exported::Argument;
 using exported::Graph;
@@ -160,5 +160,5 @@ TEST_CASE("in evaluation nothing drops out") {
   CHECK(at::equal(run(graph, {x}, false), x));
 }
 
-}  // namespace
+}  // namespace exported_graph_test
 }  // namespace sfsdp::models

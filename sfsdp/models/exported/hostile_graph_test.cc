@@ -13,7 +13,7 @@
 #include "sfsdp/models/exported/exported_graph.h"
 
 namespace sfsdp::models {
-namespace {
+namespace hostile_graph_test {
 
 using exported::Argument;
 using exported::DTypeArgument;
@@ -134,5 +134,5 @@ TEST_CASE("a dtype, layout or memory format of an archive that is a plain number
   CHECK(refusal({"aten.sum.default", {kX, {"dtype", NoneArgument{}}}, ""}).empty());
 }
 
-}  // namespace
+}  // namespace hostile_graph_test
 }  // namespace sfsdp::models

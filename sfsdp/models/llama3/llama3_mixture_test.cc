@@ -12,7 +12,7 @@
 #include "sfsdp/models/registry.h"
 
 namespace sfsdp::models {
-namespace {
+namespace llama3_mixture_test {
 
 int64_t parameters_of(const torch::nn::Module& module) {
   int64_t sum = 0;
@@ -141,5 +141,5 @@ TEST_CASE("llama3 refuses experts that do not fit together, by name") {
   CHECK(refused("num_experts", 0).empty());
 }
 
-}  // namespace
+}  // namespace llama3_mixture_test
 }  // namespace sfsdp::models

@@ -30,7 +30,7 @@
 #include "sfsdp/train/weights/hf_parameters.h"
 
 namespace sfsdp::train {
-namespace {
+namespace hf_weights_test {
 
 using testing::batch_of, testing::Fixture;
 
@@ -275,8 +275,6 @@ void expect_trained_folder(const Fixture& fixture, const std::string& folder) {
     CHECK(testing::difference(got, want) * want.norm <= weight_tolerance(fixture, name, 1e-5) * root);
   }
 }
-
-}  // namespace
 
 TEST_CASE("hf_weights: sfsdp train on a Hugging Face folder equals PyTorch, whatever the ranks") {
   for (const std::string name : {"llama", "llama_tied", "gpt2", "gpt2_untied", "qwen2", "qwen3", "mistral"}) {
@@ -582,4 +580,5 @@ TEST_CASE("hf_weights: bfloat16 parameters with float32 reduction equal FSDP2's 
                         {.loss = 2e-3, .grad_norm = 1e-2, .gradient = 0x1p-7});
 }
 
+}  // namespace hf_weights_test
 }  // namespace sfsdp::train
