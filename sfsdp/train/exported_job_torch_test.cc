@@ -67,12 +67,19 @@ struct Setting {
   std::string output = "loss";
   LoraOptions lora = {};  // without targets: the model is trained
   passes::RematMode remat = passes::RematMode::None;
+  TensorParallel tensor = {};
+  int64_t tp = 1;  // ranks that share the samples of each of `ranks`
 };
 
 Batch rows_of(const Batch& batch, int64_t part, int64_t parts) {
   Batch rows;
   for (const at::Tensor& t : batch) rows.push_back(t.chunk(parts)[static_cast<size_t>(part)]);
   return rows;
+}
+
+Strategy strategy_of(const Setting& setting) {
+  if (setting.tp == 1) return data_parallel(init_device_mesh({{"dp_shard", setting.ranks}}));
+  return data_parallel(init_device_mesh({{"dp_shard", setting.ranks}, {"tp", setting.tp}}), {}, setting.tensor);
 }
 
 std::shared_ptr<Program> compile_exported(const std::string& name, const Setting& setting, const Found& found) {
@@ -93,8 +100,8 @@ std::shared_ptr<Program> compile_exported(const std::string& name, const Setting
   options.micro_batches = setting.micro_batches;
   options.pipeline.remat.mode = setting.remat;
   return compile_program(module, loss, AdamW{.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1},
-                         rows_of(found.batches[0], 0, setting.ranks * setting.micro_batches),
-                         data_parallel(init_device_mesh({{"dp_shard", setting.ranks}})), options);
+                         rows_of(found.batches[0], 0, setting.ranks * setting.micro_batches), strategy_of(setting),
+                         options);
 }
 
 // Each rank and micro-batch has an equal share of each step's rows.
@@ -102,7 +109,8 @@ void train(Step& step, const Found& found, const Setting& setting, int64_t rank,
   for (const Batch& batch : found.batches) {
     std::vector<Batch> mine;
     for (int64_t m = 0; m < setting.micro_batches; ++m)
-      mine.push_back(rows_of(batch, rank * setting.micro_batches + m, setting.ranks * setting.micro_batches));
+      mine.push_back(
+          rows_of(batch, rank / setting.tp * setting.micro_batches + m, setting.ranks * setting.micro_batches));
     const StepResult result = step(mine);
     if (rank == 0) results.push_back(result);
   }
@@ -113,15 +121,16 @@ void expect_parity(const std::string& name, const Setting& setting, const std::s
   CAPTURE(name);
   CAPTURE(setting.ranks);
   CAPTURE(setting.micro_batches);
+  CAPTURE(setting.tensor.options.sequence_parallel);
   const Found found = read_found(numbers.empty() ? name : numbers);
   const auto program = compile_exported(name, setting, found);
   const exported::Program archive = exported::read_program(fixture_path(name + ".pt2"));
   std::vector<StepResult> results;
   double evaluation = 0;
-  testing::run_ranks(setting.ranks, [&](comm::CommWorld& world) {
+  testing::run_ranks(setting.ranks * setting.tp, [&](comm::CommWorld& world) {
     Step step(program, &world);
     load_exported_weights(archive, step, !setting.lora.targets.empty());
-    const double loss = step.eval(rows_of(found.batches[0], world.rank(), setting.ranks));
+    const double loss = step.eval(rows_of(found.batches[0], world.rank() / setting.tp, setting.ranks));
     if (world.rank() == 0) evaluation = loss;
     train(step, found, setting, world.rank(), results);
   });
@@ -137,6 +146,17 @@ TEST_CASE("exported models train as in PyTorch: a decoder with rotary positions,
   for (const int64_t ranks : {1, 2, 4}) expect_parity("decoder", {.ranks = ranks});
   expect_parity("decoder", {.micro_batches = 2});
   expect_parity("decoder", {.ranks = 2, .micro_batches = 2, .remat = passes::RematMode::Full});
+}
+
+TEST_CASE("exported models train as in PyTorch: weights of a decoder cut over tp, its vocabulary too") {
+  std::vector<TensorParallelRule> rules = {{"*.q_proj|k_proj|v_proj|gate_proj|up_proj", Shard(0)},
+                                           {"*.o_proj|down_proj", Shard(1)}};
+  expect_parity("decoder", {.tensor = tensor_parallel(rules), .tp = 2});
+  rules.push_back({"embed_tokens|lm_head", Shard(0)});
+  const TensorParallel by_sequence = tensor_parallel(rules, {.sequence_parallel = true});
+  expect_parity("decoder", {.tensor = by_sequence, .tp = 2});
+  expect_parity("decoder", {.ranks = 2, .micro_batches = 2, .tensor = by_sequence, .tp = 2});
+  expect_parity("decoder", {.remat = passes::RematMode::Full, .tensor = by_sequence, .tp = 2});
 }
 
 TEST_CASE("exported models train as in PyTorch: tied, frozen, unused and transposed weights, a constant") {

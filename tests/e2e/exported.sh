@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A model that torch.export wrote is trained by two processes, saved, resumed on one, planned and simulated; what is wrong is told. The
-# page docs/exported_models.md does what it says, where transformers is there to make the model.
+# A model that torch.export wrote is trained by two processes, which share samples or products, saved, resumed on one, planned and
+# simulated; what is wrong is told. The page docs/exported_models.md does what it says, where transformers is there to make the model.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export OMP_NUM_THREADS=1 TRANSFORMERS_OFFLINE=1 HF_HUB_OFFLINE=1
@@ -33,6 +33,23 @@ losses() { # run
 "$sfsdp" train "${flags[@]}" --training.steps 6 --training.global_batch_size 4 --checkpoint.enable >"$dir/log" 2>&1 || fail "$(cat "$dir/log")"
 [[ $(losses "$dir/whole" | wc -l) == 6 ]] || fail "six steps: $(cat "$dir/whole/metrics.jsonl")"
 diff <(losses "$dir/whole") <(losses "$dir/run") || fail "stopped and resumed, the losses differ"
+
+# Two ranks that share its products: the losses of one, and the archive whole again. A rule is needed.
+cut=(--parallelism.tensor_parallel_degree 2 --parallelism.tensor_parallel_plan
+  "*.q_proj|k_proj|v_proj|gate_proj|up_proj=0,*.o_proj|down_proj=1,embed_tokens|lm_head=0")
+"$sfsdp" launch -n 2 --log-rank 0 -- train "${flags[@]}" --training.steps 6 --training.local_batch_size 4 --job.dump_folder "$dir/tp" "${cut[@]}" \
+  --checkpoint.enable --checkpoint.interval 6 --checkpoint.no_last_save_model_only >"$dir/log" 2>&1 || fail "over tp: $(cat "$dir/log")"
+python3 - "$dir/whole/metrics.jsonl" "$dir/tp/metrics.jsonl" <<'PY'
+import json, sys
+one, two = ([json.loads(line) for line in open(path)] for path in sys.argv[1:])
+assert len(one) == len(two) == 6, (one, two)
+for a, b in zip(one, two):
+    assert abs(a["loss"] - b["loss"]) <= 1e-6 * a["loss"] and abs(a["grad_norm"] - b["grad_norm"]) <= 5e-6 * a["grad_norm"], (a, b)
+PY
+"$sfsdp" export "$dir/tp/checkpoint/step-6" "$dir/tp.pt2" --archive tests/fixtures/exported/decoder.pt2 >"$dir/log" 2>&1 || fail "export of tp: $(cat "$dir/log")"
+"$sfsdp" launch -n 2 --log-rank 0 -- train "${flags[@]}" --training.steps 1 --parallelism.tensor_parallel_degree 2 >"$dir/log" 2>&1 &&
+  fail "trained over tp without a rule"
+grep -q "nothing says which" "$dir/log" || fail "over tp without a rule: $(cat "$dir/log")"
 
 # An archive with the same tensors that computes something else is no way to go on.
 other_op decoder aten.silu.default aten.tanh.default "$dir/other.pt2"
