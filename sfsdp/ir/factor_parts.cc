@@ -51,8 +51,14 @@ std::vector<const FactorPart*> row_dims(const AccessMap& map, const std::vector<
   return dims;
 }
 
+// Whether all rows are added up: then operands that count them otherwise are not broadcast.
+bool adds_rows(const AccessMap& map, const ClauseParts& clause) {
+  return std::ranges::none_of(clause.results, [&](const auto& parts) { return rows_of(map, parts).dims > 0; });
+}
+
 // Whether one of two operands is not the other one with dimensions of 1 in front: then they count the same rows otherwise, as
-// [48, n] beside [4, 12, k] does. Cut by other axes, dimensions of one size are not the same.
+// [48, n] beside [4, 12, k] does. Cut by other axes, dimensions of one size are not the same: a rank's one token is [1/ep, n] beside
+// [1/ep, 1, k].
 bool count_otherwise(const AccessMap& map, const Op& op, const ClauseParts& clause, size_t a, size_t b) {
   const auto left = row_dims(map, *clause.operands[a]), right = row_dims(map, *clause.operands[b]);
   const auto split = [&](size_t k, const FactorPart& part) -> const std::vector<std::string>& {
@@ -62,7 +68,8 @@ bool count_otherwise(const AccessMap& map, const Op& op, const ClauseParts& clau
   if (rows_of(map, *clause.operands[a]).count != rows_of(map, *clause.operands[b]).count) return false;
   for (size_t i = 0; i < std::min(left.size(), right.size()); ++i) {
     if (left[i]->size != right[i]->size) return true;
-    if (left[i]->size > 1 && split(a, *left[i]) != split(b, *right[i])) return true;
+    const bool counts = left[i]->size > 1 || adds_rows(map, clause);
+    if (counts && split(a, *left[i]) != split(b, *right[i])) return true;
   }
   return false;
 }

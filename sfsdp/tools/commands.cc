@@ -306,6 +306,22 @@ std::string Request::get(const std::string& name, const std::string& fallback) c
 }
 std::vector<std::string> Request::all(const std::string& name) const { return own.all(dashed(name)); }
 
+namespace {
+
+// A degree that --mesh gives has no second value.
+void check_once(const std::string& mesh, const std::vector<std::string>& degrees,
+                const std::vector<GivenOption>& options) {
+  for (const GivenOption& option : options) {
+    const auto same =
+        std::ranges::find_if(degrees, [&](const std::string& degree) { return degree.starts_with(option.name + "="); });
+    if (same != degrees.end())
+      throw UserError(concat("--mesh ", mesh, " beside ", option.name, " ", option.value,
+                             "\n  expected one of them; --mesh stands for ", *same));
+  }
+}
+
+}  // namespace
+
 Request parse_request(const Command& command, std::span<const std::string> args) {
   Syntax syntax = {"sfsdp " + command.name, command.options, command.operand, command.rest, command.most_operands};
   if (command.takes_config) {
@@ -319,6 +335,7 @@ Request parse_request(const Command& command, std::span<const std::string> args)
   for (const GivenOption& option : arguments.options) {
     if (option.name == "--mesh") {
       const train::MeshFlags mesh = train::mesh_flags(option.value);
+      check_once(option.value, mesh.flags, arguments.options);
       request.config_args.insert(request.config_args.end(), mesh.flags.begin(), mesh.flags.end());
       request.world = mesh.world;
     } else if (std::ranges::find(command.options, option.name, &Option::name) == command.options.end()) {

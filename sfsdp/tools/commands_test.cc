@@ -119,6 +119,22 @@ TEST_CASE("a mesh is short for the degrees, and the world where none is given") 
                        UserError);
 }
 
+TEST_CASE("a degree is given once, by --mesh or by its key, in either order") {
+  const std::vector<std::string> mesh = {"--mesh", "dp_shard=2,tp=2"},
+                                 degree = {"--parallelism.tensor_parallel_degree", "4"},
+                                 other = {"--parallelism.context_parallel_degree", "4"};
+  const auto both = [&](std::vector<std::string> first, const std::vector<std::string>& then) {
+    first.insert(first.end(), then.begin(), then.end());
+    return parse("plan", first);
+  };
+  const char* error =
+      "--mesh dp_shard=2,tp=2 beside --parallelism.tensor_parallel_degree 4\n  expected one of them; --mesh stands for "
+      "--parallelism.tensor_parallel_degree=2";
+  CHECK_THROWS_WITH_AS(both(mesh, degree), error, UserError);
+  CHECK_THROWS_WITH_AS(both(degree, mesh), error, UserError);
+  CHECK(both(mesh, other).config_args.size() == 3);
+}
+
 TEST_CASE("a value that an option cannot have says what was expected") {
   CHECK_THROWS_WITH_AS(parse("plan", {"--world", "many"}), "--world = many\n  expected a number of at least 1",
                        UserError);

@@ -52,15 +52,23 @@ std::optional<Ops> start_group(const ir::Index& index, Op* start, const Op& atte
   return below == &attention ? std::nullopt : std::optional(group);
 }
 
-// The wait, and the forms that are read of it, each by the next alone, up to the first op that computes or sends; that op last.
+// The wait, and the views that are read of it, in order, up to the first op that computes or sends, whichever of them that reads; that op
+// last.
 Ops wait_group(const ir::Index& index, Op* wait) {
   Ops group = {wait};
-  while (true) {
-    const auto readers = index.readers(group.back()->result());
-    if (readers.empty()) return {};
-    group.push_back(readers[0]);
-    if (readers.size() > 1 || !is_form(*readers[0]) || readers[0]->is("aten.clone")) return group;
-  }
+  Op* first = nullptr;
+  for (size_t i = 0; i < group.size(); ++i)
+    for (Op* reader : index.readers(group[i]->result())) {
+      if (is_form(*reader) && !reader->is("aten.clone"))
+        group.push_back(reader);
+      else if (!first || index.position(reader) < index.position(first))
+        first = reader;
+    }
+  if (!first) return {};
+  std::erase_if(group, [&](const Op* op) { return index.position(op) > index.position(first); });
+  std::ranges::sort(group, {}, [&](const Op* op) { return index.position(op); });
+  group.push_back(first);
+  return group;
 }
 
 bool is_product(const Op& op) {
@@ -163,6 +171,15 @@ std::vector<Permute> find_permutes(const ir::Index& index) {
   return permutes;
 }
 
+// What stands before a start that is moved before `attention`: a wait, and views of what it brought, that would be moved there or lower.
+Ops waited_for(const ir::Index& index, const std::vector<Permute>& permutes, const Op& start, const Op& attention) {
+  for (const Permute& permute : permutes)
+    if (std::ranges::find(permute.waited, start.operands[0]->producer()) != permute.waited.end() &&
+        index.position(permute.reader) >= index.position(&attention))
+      return permute.waited;
+  return {};
+}
+
 }  // namespace
 
 bool cover_permutes(ir::Graph& graph, PassContext& ctx) {
@@ -178,11 +195,14 @@ bool cover_permutes(ir::Graph& graph, PassContext& ctx) {
     if (!before || index.position(before) > index.position(permute.start)) continue;
     auto started = start_group(index, permute.start, *before);
     if (!started) continue;
+    const Ops waited = waited_for(index, permutes, *started->front(), *before);
+    started->insert(started->begin(), waited.begin(), waited.end());
     std::erase_if(*started, [&](const Op* op) { return moves.contains(op); });
     moves.before(before, *started);
     ctx.metrics.add("started_early", 1);
   }
-  for (const Permute& permute : permutes) moves.before(permute.reader, permute.waited);
+  for (const Permute& permute : permutes)
+    if (!moves.contains(permute.waited.front())) moves.before(permute.reader, permute.waited);
   return moves.apply();
 }
 

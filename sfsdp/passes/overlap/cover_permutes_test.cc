@@ -130,5 +130,67 @@ TEST_CASE("cover_permutes: products of one rank's rows stand together, and the n
   )");
 }
 
+TEST_CASE(
+    "cover_permutes: keys that are sent on are waited for before they are sent, though attention reads them first") {
+  expect_pass("cover_permutes", R"(
+    graph mesh [cp=3] view local
+      %x = input name=x : f32[1, 2, 6, 4]
+    fwd:
+      %k = own_part %x axis=cp dim=2 : f32[1, 2, 2/cp, 4]
+      %a.start = permute.start %k axis=cp shift=1 : async f32[1, 2, 2/cp, 4]
+      %a = wait %a.start : f32[1, 2, 2/cp, 4]
+      %o1, %l1 = sdpa %k, %a, %a axis=cp is_causal=true shift=1 : f32[1, 2, 2/cp, 4], f32[1, 2, 2/cp]
+      %b.start = permute.start %a axis=cp shift=1 : async f32[1, 2, 2/cp, 4]
+      %b = wait %b.start : f32[1, 2, 2/cp, 4]
+      %o2, %l2 = sdpa %k, %b, %b axis=cp is_causal=true shift=2 : f32[1, 2, 2/cp, 4], f32[1, 2, 2/cp]
+      return %o1, %o2
+  )",
+              R"(
+    graph mesh [cp=3] view local
+      %x = input name=x : f32[1, 2, 6, 4]
+    fwd:
+      %k = own_part %x axis=cp dim=2 : f32[1, 2, 2/cp, 4]
+      %a.start = permute.start %k axis=cp shift=1 : async f32[1, 2, 2/cp, 4]
+      %a = wait %a.start : f32[1, 2, 2/cp, 4]
+      %b.start = permute.start %a axis=cp shift=1 : async f32[1, 2, 2/cp, 4]
+      %o1, %l1 = sdpa %k, %a, %a axis=cp is_causal=true shift=1 : f32[1, 2, 2/cp, 4], f32[1, 2, 2/cp]
+      %b = wait %b.start : f32[1, 2, 2/cp, 4]
+      %o2, %l2 = sdpa %k, %b, %b axis=cp is_causal=true shift=2 : f32[1, 2, 2/cp, 4], f32[1, 2, 2/cp]
+      return %o1, %o2
+  )");
+}
+
+TEST_CASE(
+    "cover_permutes: keys that attention reads in two forms start one attention early, and are waited for at it") {
+  expect_pass("cover_permutes", R"(
+    graph mesh [cp=2] view local
+      %x = input name=x : f32[1, 2, 4, 4]
+    fwd:
+      %k = own_part %x axis=cp dim=2 : f32[1, 2, 2/cp, 4]
+      %o, %l = sdpa %k, %k, %k axis=cp is_causal=true shift=0 : f32[1, 2, 2/cp, 4], f32[1, 2, 2/cp]
+      %a.start = permute.start %k axis=cp shift=1 : async f32[1, 2, 2/cp, 4]
+      %a = wait %a.start : f32[1, 2, 2/cp, 4]
+      %a.v = aten.view %a size=[1, 2, 2, 4] : f32[1, 2, 2/cp, 4]
+      %a.w = aten.view %a size=[1, 2, 2, 4] : f32[1, 2, 2/cp, 4]
+      %r = aten.relu %k : f32[1, 2, 2/cp, 4]
+      %o1, %l1 = sdpa %k, %a.v, %a.w axis=cp is_causal=true shift=1 : f32[1, 2, 2/cp, 4], f32[1, 2, 2/cp]
+      return %o, %o1, %r
+  )",
+              R"(
+    graph mesh [cp=2] view local
+      %x = input name=x : f32[1, 2, 4, 4]
+    fwd:
+      %k = own_part %x axis=cp dim=2 : f32[1, 2, 2/cp, 4]
+      %a.start = permute.start %k axis=cp shift=1 : async f32[1, 2, 2/cp, 4]
+      %o, %l = sdpa %k, %k, %k axis=cp is_causal=true shift=0 : f32[1, 2, 2/cp, 4], f32[1, 2, 2/cp]
+      %r = aten.relu %k : f32[1, 2, 2/cp, 4]
+      %a = wait %a.start : f32[1, 2, 2/cp, 4]
+      %a.v = aten.view %a size=[1, 2, 2, 4] : f32[1, 2, 2/cp, 4]
+      %a.w = aten.view %a size=[1, 2, 2, 4] : f32[1, 2, 2/cp, 4]
+      %o1, %l1 = sdpa %k, %a.v, %a.w axis=cp is_causal=true shift=1 : f32[1, 2, 2/cp, 4], f32[1, 2, 2/cp]
+      return %o, %o1, %r
+  )");
+}
+
 }  // namespace
 }  // namespace sfsdp::passes

@@ -195,6 +195,34 @@ TEST_CASE("verify_layouts: a part of one index is a part, not a dimension that i
   )") != "");
 }
 
+// One token a rank: rows of [1/ep, 5] beside [1/ep, 1, 4], which differ in nothing but the axis.
+TEST_CASE("verify_layouts: rows of one token a rank are added up, counted by one dimension or by two") {
+  const std::string sound = testing::dedent(R"(
+    graph mesh [ep=2] view local
+      %g = param name=g : f32[1/ep, 5]
+      %x = param name=x : f32[1/ep, 1, 4]
+      %u = param name=u : f32[1, 1, 4]
+      %k = param name=k : f32[1/ep, 1]
+    fwd:
+      %w = linear_dw %g, %x : f32[5, 4] sum(ep)
+      %all = all_reduce %w axis=ep : f32[5, 4]
+      %y = aten.neg %k : f32[1/ep, 1]
+      %ks = all_gather %y axis=ep dim=0 : f32[2, 1]
+      return %all, %ks
+  )");
+  testing::expect_refused(
+      sound,
+      {
+          {"what is added up is taken for the sum", "%all = all_reduce %w axis=ep", "%all = aten.neg %w",
+           "%all is a summand, its type says whole"},
+          {"rows of a rank meet summands", "%w = linear_dw %g, %x",
+           "%s = as_summand %u axis=ep : f32[1, 1, 4] sum(ep)\n  %w = linear_dw %g, %s", "what is cut meets a summand"},
+          {"a row beside a column is broadcast", "%y = aten.neg %k : f32[1/ep, 1]",
+           "%v = aten.view %k size=[1] : f32[1/ep]\n  %y = aten.add.Tensor %k, %v : f32[1/ep, 1]",
+           "cut in another factor"},
+      });
+}
+
 TEST_CASE("verify_layouts: an all_to_all moves a cut, from the dimension that it joins to the one that it splits") {
   const auto verdict = [](const std::string& op, const char* x) {
     return verify_layouts(ir::parse_or_throw(concat("graph mesh [dp_shard=2, tp=2] view local\n  %x = param name=x : ",

@@ -209,7 +209,7 @@ class Tensors {
       gather(op);
     } else if (ir::is_wait(op) && op.operands[0]->producer()->is("all_gather.start")) {
       copy_out(op);
-    } else if (op.is("cross_entropy") && options_.loss != PyTorchLoss::Fused) {
+    } else if (op.is("cross_entropy", "cross_entropy_parts") && options_.loss != PyTorchLoss::Fused) {
       log_softmax(op);
     } else if (op.is("cross_entropy_backward") && options_.loss != PyTorchLoss::Fused) {
       log_softmax_backward(op);
@@ -251,7 +251,8 @@ class Tensors {
       heap_.free(buffer.mapped());
   }
 
-  // Each chunk has a float32 copy of the logits, and log-probabilities that are kept for backward.
+  // Each chunk has a float32 copy of the logits, and log-probabilities that are kept for backward. DTensor makes those of a rank's classes
+  // of what the largest logit is taken from, and of its exponentials (torch/distributed/tensor/parallel/loss.py).
   void log_softmax(const Op& op) {
     const Value& logits = *op.operands[0];
     const int64_t bytes = bytes_as_f32(logits) / options_.loss_chunks;
@@ -259,17 +260,23 @@ class Tensors {
     for (int64_t chunk = 0; chunk < options_.loss_chunks; ++chunk) {
       Handles copy;
       if (copies) copy = {heap_.allocate(bytes)};
+      Handles shifted;
+      if (op.is("cross_entropy_parts")) {
+        shifted = {heap_.allocate(bytes)};
+        heap_.free(heap_.allocate(bytes));
+      }
       probabilities_[ir::storage_of(&logits)].push_back(heap_.allocate(bytes));
       if (copies && options_.loss == PyTorchLoss::Kept)
         heap_.dies(copy[0], facts_.end - 1);
       else
         heap_.free(copy);
+      heap_.free(shifted);
     }
     compute(op);
   }
 
   // Each chunk has the gradient of the picked ones, zeros around it; that of the float32 copy; its cast. Casts of chunks are
-  // put together in the end.
+  // put together in the end. That of a rank's classes is (picked + exponentials) · what is owed, op by op.
   void log_softmax_backward(const Op& op) {
     Handles& kept = probabilities_[ir::storage_of(op.operands[1])];
     SFSDP_CHECK(!kept.empty(), "no loss of %", op.result()->name());
@@ -277,7 +284,13 @@ class Tensors {
     Handles casts;
     for (; !kept.empty(); kept.pop_back()) {
       const auto picked = heap_.allocate(bytes);
-      const auto whole = heap_.allocate(bytes);
+      auto whole = heap_.allocate(bytes);
+      if (op.has_attr("axis")) {
+        const auto added = heap_.allocate(bytes);
+        heap_.free(whole);
+        whole = heap_.allocate(bytes);
+        heap_.free(added);
+      }
       heap_.free(picked);
       heap_.free(kept.back());
       if (options_.loss_chunks > 1)

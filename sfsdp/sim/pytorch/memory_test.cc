@@ -284,6 +284,38 @@ TEST_CASE("the loss: float32 copies of the logits where its ops are apart") {
   CHECK(peak(PyTorchLoss::Fused, 1) == 2 + 2);
 }
 
+// Classes of two ranks, 1 Mi logits of each.
+constexpr const char* kLossOfParts = R"(
+graph mesh [tp=2] view local
+  %h = input name=h : bf16[1024, 512]
+  %w = param name=w : bf16[1024/tp, 512]
+  %t = input name=t : i64[1024]
+fwd:
+  %logits = linear %h, %w : bf16[1024, 1024/tp]
+loss:
+  %parts = cross_entropy_parts %logits, %t axis=tp ignore_index=-100 : f32[3/tp, 1024]
+  %all = all_gather %parts axis=tp dim=0 : f32[6, 1024]
+  %loss, %count, %lse = cross_entropy_of_parts %all, %t ignore_index=-100 reduction=1 : f32[], f32[], f32[1024]
+bwd:
+  %seed = full value=1.0 : f32[]
+  %dlogits = cross_entropy_backward %seed, %logits, %t, %count, %lse axis=tp ignore_index=-100 reduction=1 bwd_of=%loss : bf16[1024, 1024/tp]
+  %dh = linear_dx %dlogits, %w bwd_of=%logits : bf16[1024, 512] sum(tp)
+  %dh.sum = all_reduce %dh axis=tp : bf16[1024, 512]
+  return %dh.sum
+)";
+
+TEST_CASE("the loss over ranks of tp: DTensor's ops on a rank's classes, float32 each") {
+  const int64_t given = 2;  // h and w
+  const auto peak = [&](PyTorchLoss loss) {
+    return mib(memory_of(kLossOfParts, {.loss = loss}).allocated_bytes) - given;
+  };
+  // Backward: log-probabilities, the picked gradient, both with exponentials added, and that times what is owed.
+  CHECK(peak(PyTorchLoss::Separate) == 4 + 4 + 4 + 4);
+  // The float32 logits too.
+  CHECK(peak(PyTorchLoss::Kept) == 4 + 4 + 4 + 4 + 4);
+  CHECK(peak(PyTorchLoss::Fused) == 2 + 2);
+}
+
 // A block of one product, a silu and a product with the gradient of both; each value has 2 MiB, weights 2.
 constexpr const char* kBlock = R"(
 graph mesh [dp_shard=2] view local

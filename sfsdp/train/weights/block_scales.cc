@@ -2,6 +2,7 @@
 #include "sfsdp/train/weights/block_scales.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -41,6 +42,19 @@ void scale_run(const std::byte* in, size_t count, float scale, std::byte* out) {
   for (; i < count; ++i) scale_stretch<1>(in + i, scale, out + i * sizeof(float));
 }
 
+std::vector<float> values_of(const TensorView& scales) {
+  std::vector<std::byte> bytes(static_cast<size_t>(scales.bytes));
+  scales.read(0, bytes);
+  std::vector<float> values;
+  if (scales.dtype_name == kPowersOfTwo) {
+    for (const std::byte exponent : bytes) values.push_back(from_f8e8m0(static_cast<uint8_t>(exponent)));
+    return values;
+  }
+  values.resize(bytes.size() / static_cast<size_t>(ir::size_in_bytes(*scales.dtype)));
+  convert_floats(bytes, *scales.dtype, std::as_writable_bytes(std::span(values)), ir::DType::f32);
+  return values;
+}
+
 }  // namespace
 
 const TensorView* find_scales(const SafetensorsCheckpoint& checkpoint, const TensorView& view, const HfConfig& config) {
@@ -72,20 +86,24 @@ const TensorView* find_scales(const SafetensorsCheckpoint& checkpoint, const Ten
   if (scales->dtype_name != "F32" && scales->dtype_name != "BF16" && scales->dtype_name != "F16" &&
       scales->dtype_name != kPowersOfTwo)
     refuse(*scales, "dtype " + scales->dtype_name, "F32, BF16, F16 or F8_E8M0");
+  const std::vector<float> values = values_of(*scales);
+  const auto bad = std::ranges::find_if(values, [](float value) { return !(value > 0) || std::isinf(value); });
+  if (bad != values.end()) {
+    const int64_t at = bad - values.begin();
+    refuse(*scales,
+           concat(std::isnan(*bad) ? "nan" : std::to_string(*bad), " at [", at / shape[1], ", ", at % shape[1], "]"),
+           concat("a finite scale above 0 for each block of ", view.name,
+                  ": the folder is damaged; write or download it again"));
+  }
   return scales;
 }
 
 ScaledMatrix::ScaledMatrix(const TensorView& view, const TensorView& scales, const WeightBlock& block)
-    : view_(view), block_(block), columns_(view.shape.at(1)), columns_of_scales_(scales.shape.at(1)) {
-  std::vector<std::byte> bytes(static_cast<size_t>(scales.bytes));
-  scales.read(0, bytes);
-  if (scales.dtype_name == kPowersOfTwo) {
-    for (const std::byte exponent : bytes) scales_.push_back(from_f8e8m0(static_cast<uint8_t>(exponent)));
-    return;
-  }
-  scales_.resize(bytes.size() / static_cast<size_t>(ir::size_in_bytes(*scales.dtype)));
-  convert_floats(bytes, *scales.dtype, std::as_writable_bytes(std::span(scales_)), ir::DType::f32);
-}
+    : view_(view),
+      block_(block),
+      columns_(view.shape.at(1)),
+      columns_of_scales_(scales.shape.at(1)),
+      scales_(values_of(scales)) {}
 
 // The float8 numbers are read into the end of `out`, and made float32 from the front: number i is written to bytes 4i to
 // 4i + 4 of 4n, while the next one to be read lies at 3n + i + 1, which is not before.

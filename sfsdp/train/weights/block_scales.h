@@ -17,7 +17,8 @@ namespace sfsdp::train {
 // The tensor NAME_scale_inv of the float8 matrix NAME: [rows, columns] of it over those of a block, rounded up. Null: `view`
 // holds its numbers as they are, in a dtype of weights.
 //   throws: UserError naming file, tensor, expected and got: no dtype of weights; float8 without scales, or of which
-//           config.json does not say the blocks; no matrix; scales of another shape or dtype
+//           config.json does not say the blocks; no matrix; scales of another shape or dtype, or one of them
+//           that is 0, negative, infinite or no number, with its index
 const TensorView* find_scales(const SafetensorsCheckpoint& checkpoint, const TensorView& view, const HfConfig& config);
 
 // A float8 matrix as the float32 numbers that it stands for. What is asked for is read of it, no more. The scales, of
