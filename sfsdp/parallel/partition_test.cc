@@ -112,6 +112,26 @@ void expect_refused(const std::string& text, const TensorParallel& rules, const 
                        doctest::Contains(what), UserError);
 }
 
+TEST_CASE("partition: a group norm is told how many samples a rank has") {
+  const ir::Graph graph = testing::cut_over_tp(R"(
+    graph mesh [] view global
+      %w = param name=w.weight : f32[8, 4] at w.weight
+      %x = input name=x : f32[6, 4]
+    fwd:
+      %h = linear %x, %w : f32[6, 8] at w
+      %t = aten.t %h : f32[8, 6]{1, 8} at w
+      %c = aten.clone %t memory_format=0 : f32[8, 6] at w
+      %n, %mean, %rstd = aten.native_group_norm %c, none, none N=8 C=6 HxW=1 group=2 eps=1e-05 : f32[8, 6], f32[8, 2], f32[8, 2] at norm
+      %y = aten.sum %n : f32[] at norm
+      return %y
+  )",
+                                               tensor_parallel({{"w", Shard(0)}}), 2);
+  const ir::Op& norm = *graph.find_value("n")->producer();
+  CHECK(norm.attr<int64_t>("N") == 4);
+  CHECK(norm.result(1)->type().shape() == std::vector<int64_t>{4, 2});
+  for (const ir::Diagnostic& wrong : ir::verify(graph)) FAIL_CHECK(wrong.message, "\n", wrong.detail);
+}
+
 TEST_CASE("partition: an op of which nothing says how it may be cut is refused with its module and the cure") {
   std::string text = kMlp;
   const std::string square = "%r = aten.mul.Tensor %h, %h : f32[2, 3, 8] at mlp\n";
