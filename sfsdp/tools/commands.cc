@@ -308,15 +308,15 @@ std::vector<std::string> Request::all(const std::string& name) const { return ow
 
 namespace {
 
-// A degree that --mesh gives has no second value.
+// A degree that --mesh gives has no other value beside it.
 void check_once(const std::string& mesh, const std::vector<std::string>& degrees,
                 const std::vector<GivenOption>& options) {
   for (const GivenOption& option : options) {
     const auto same =
         std::ranges::find_if(degrees, [&](const std::string& degree) { return degree.starts_with(option.name + "="); });
-    if (same != degrees.end())
+    if (same != degrees.end() && *same != concat(option.name, "=", option.value))
       throw UserError(concat("--mesh ", mesh, " beside ", option.name, " ", option.value,
-                             "\n  expected one of them; --mesh stands for ", *same));
+                             "\n  expected the same, or one of them; --mesh stands for ", *same));
   }
 }
 

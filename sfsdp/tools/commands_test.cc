@@ -119,7 +119,7 @@ TEST_CASE("a mesh is short for the degrees, and the world where none is given") 
                        UserError);
 }
 
-TEST_CASE("a degree is given once, by --mesh or by its key, in either order") {
+TEST_CASE("a degree is given by --mesh or by its key, or by both alike, in either order") {
   const std::vector<std::string> mesh = {"--mesh", "dp_shard=2,tp=2"},
                                  degree = {"--parallelism.tensor_parallel_degree", "4"},
                                  other = {"--parallelism.context_parallel_degree", "4"};
@@ -128,11 +128,14 @@ TEST_CASE("a degree is given once, by --mesh or by its key, in either order") {
     return parse("plan", first);
   };
   const char* error =
-      "--mesh dp_shard=2,tp=2 beside --parallelism.tensor_parallel_degree 4\n  expected one of them; --mesh stands for "
+      "--mesh dp_shard=2,tp=2 beside --parallelism.tensor_parallel_degree 4\n  expected the same, or one of them; "
+      "--mesh stands for "
       "--parallelism.tensor_parallel_degree=2";
   CHECK_THROWS_WITH_AS(both(mesh, degree), error, UserError);
   CHECK_THROWS_WITH_AS(both(degree, mesh), error, UserError);
   CHECK(both(mesh, other).config_args.size() == 3);
+  CHECK(both(mesh, {"--parallelism.tensor_parallel_degree", "2"}).config_args.size() ==
+        3);  // as plan --search prints them
 }
 
 TEST_CASE("a value that an option cannot have says what was expected") {
