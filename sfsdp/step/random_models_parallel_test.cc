@@ -116,10 +116,10 @@ double growth(const NetArgs& args) {
 }
 
 TEST_CASE("random models cut at random over tp and cp train as one eager process does, or are refused by name") {
-  constexpr uint64_t models = 100;
+  constexpr uint64_t kModels = 100;
   size_t trained = 0;
   std::map<std::string, size_t> refused;
-  for (uint64_t seed = 0; seed < models; ++seed) {
+  for (uint64_t seed = 0; seed < kModels; ++seed) {
     CAPTURE(seed);
     Draw draw(1000 + seed);
     const NetArgs args = draw_divisible(draw);
@@ -166,7 +166,7 @@ TEST_CASE("random models cut at random over tp and cp train as one eager process
     all_refused += count;
   }
   MESSAGE(trained, " trained as eager, ", all_refused, " refused");
-  CHECK(all_refused * 4 <= models * kMeshesOfModel);
+  CHECK(all_refused * 4 <= kModels * kMeshesOfModel);
 }
 
 }  // namespace random_models_parallel_test

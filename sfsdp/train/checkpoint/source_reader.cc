@@ -50,7 +50,7 @@ void read_tensor(const SafetensorsCheckpoint& files, const HfConfig& config, con
   const TensorView* view = files.find(place.hf_name);
   if (!view && !place.other_name.empty()) view = files.find(place.other_name);
   if (!view || view->shape != hf_shape_of(place, shape)) not_there(files.dir(), t);
-  const HfNumbers numbers = numbers_of(*view, find_scales(files, *view, config), config);
+  const HfNumbers numbers = numbers_of(files, *view, find_scales(files, *view, config), config);
   std::array<std::byte, 65536> staging;
   copy_from_hf(place, shape, box, numbers.read, numbers.dtype, staging, out, t.dtype);
 }

@@ -42,6 +42,12 @@ void scale_run(const std::byte* in, size_t count, float scale, std::byte* out) {
   for (; i < count; ++i) scale_stretch<1>(in + i, scale, out + i * sizeof(float));
 }
 
+[[noreturn]] void refuse(const SafetensorsCheckpoint& checkpoint, const TensorView& tensor, const std::string& got,
+                         const std::string& expected) {
+  throw UserError(
+      concat(checkpoint.file_of(tensor.name), ": tensor ", tensor.name, " has ", got, "\n  expected ", expected));
+}
+
 std::vector<float> values_of(const TensorView& scales) {
   std::vector<std::byte> bytes(static_cast<size_t>(scales.bytes));
   scales.read(0, bytes);
@@ -55,55 +61,56 @@ std::vector<float> values_of(const TensorView& scales) {
   return values;
 }
 
-}  // namespace
-
-const TensorView* find_scales(const SafetensorsCheckpoint& checkpoint, const TensorView& view, const HfConfig& config) {
-  const std::string file = checkpoint.file_of(view.name);
-  const auto refuse = [&](const TensorView& tensor, const std::string& got, const std::string& expected) {
-    throw UserError(
-        concat(checkpoint.file_of(tensor.name), ": tensor ", tensor.name, " has ", got, "\n  expected ", expected));
-  };
-  if (view.dtype && is_weight_dtype(*view.dtype)) return nullptr;
-  if (!config.weight_block)
-    refuse(view, "dtype " + view.dtype_name,
-           "F16, BF16, F32 or F64, as the parameter is of floating point; or F8_E4M3 with the blocks of its scales in"
-           " quantization_config of config.json");
-  if (view.dtype != ir::DType::f8e4m3)
-    refuse(view, "dtype " + view.dtype_name,
-           "F8_E4M3, as quantization_config of config.json says, or F16, BF16, F32 or F64");
-  const auto [rows, columns] = *config.weight_block;
-  if (view.shape.size() != 2)
-    refuse(view, concat("shape ", text_of(view.shape), " and dtype ", view.dtype_name),
-           concat("a matrix, as blocks of ", rows, " x ", columns, " have the scales"));
-  const TensorView* scales = checkpoint.find(view.name + "_scale_inv");
-  if (!scales)
-    refuse(view, "dtype F8_E4M3 and no scales",
-           concat("tensor ", view.name, "_scale_inv in the folder: float8 without its scales are", " other numbers"));
-  const std::vector<int64_t> shape = {(view.shape[0] + rows - 1) / rows, (view.shape[1] + columns - 1) / columns};
-  if (scales->shape != shape)
-    refuse(*scales, "shape " + text_of(scales->shape),
-           concat(text_of(shape), ": a scale for each block of ", rows, " x ", columns, " of ", text_of(view.shape)));
-  if (scales->dtype_name != "F32" && scales->dtype_name != "BF16" && scales->dtype_name != "F16" &&
-      scales->dtype_name != kPowersOfTwo)
-    refuse(*scales, "dtype " + scales->dtype_name, "F32, BF16, F16 or F8_E8M0");
-  const std::vector<float> values = values_of(*scales);
+std::vector<float> read_scales(const SafetensorsCheckpoint& checkpoint, const TensorView& view,
+                               const TensorView& scales) {
+  std::vector<float> values = values_of(scales);
   const auto bad = std::ranges::find_if(values, [](float value) { return !(value > 0) || std::isinf(value); });
   if (bad != values.end()) {
-    const int64_t at = bad - values.begin();
-    refuse(*scales,
-           concat(std::isnan(*bad) ? "nan" : std::to_string(*bad), " at [", at / shape[1], ", ", at % shape[1], "]"),
+    const int64_t at = bad - values.begin(), columns = scales.shape.at(1);
+    refuse(checkpoint, scales,
+           concat(std::isnan(*bad) ? "nan" : std::to_string(*bad), " at [", at / columns, ", ", at % columns, "]"),
            concat("a finite scale above 0 for each block of ", view.name,
                   ": the folder is damaged; write or download it again"));
   }
+  return values;
+}
+
+}  // namespace
+
+const TensorView* find_scales(const SafetensorsCheckpoint& checkpoint, const TensorView& view, const HfConfig& config) {
+  if (view.dtype && is_weight_dtype(*view.dtype)) return nullptr;
+  if (!config.weight_block)
+    refuse(checkpoint, view, "dtype " + view.dtype_name,
+           "F16, BF16, F32 or F64, as the parameter is of floating point; or F8_E4M3 with the blocks of its scales in"
+           " quantization_config of config.json");
+  if (view.dtype != ir::DType::f8e4m3)
+    refuse(checkpoint, view, "dtype " + view.dtype_name,
+           "F8_E4M3, as quantization_config of config.json says, or F16, BF16, F32 or F64");
+  const auto [rows, columns] = *config.weight_block;
+  if (view.shape.size() != 2)
+    refuse(checkpoint, view, concat("shape ", text_of(view.shape), " and dtype ", view.dtype_name),
+           concat("a matrix, as blocks of ", rows, " x ", columns, " have the scales"));
+  const TensorView* scales = checkpoint.find(view.name + "_scale_inv");
+  if (!scales)
+    refuse(checkpoint, view, "dtype F8_E4M3 and no scales",
+           concat("tensor ", view.name, "_scale_inv in the folder: float8 without its scales are", " other numbers"));
+  const std::vector<int64_t> shape = {(view.shape[0] + rows - 1) / rows, (view.shape[1] + columns - 1) / columns};
+  if (scales->shape != shape)
+    refuse(checkpoint, *scales, "shape " + text_of(scales->shape),
+           concat(text_of(shape), ": a scale for each block of ", rows, " x ", columns, " of ", text_of(view.shape)));
+  if (scales->dtype_name != "F32" && scales->dtype_name != "BF16" && scales->dtype_name != "F16" &&
+      scales->dtype_name != kPowersOfTwo)
+    refuse(checkpoint, *scales, "dtype " + scales->dtype_name, "F32, BF16, F16 or F8_E8M0");
   return scales;
 }
 
-ScaledMatrix::ScaledMatrix(const TensorView& view, const TensorView& scales, const WeightBlock& block)
+ScaledMatrix::ScaledMatrix(const SafetensorsCheckpoint& checkpoint, const TensorView& view, const TensorView& scales,
+                           const WeightBlock& block)
     : view_(view),
       block_(block),
       columns_(view.shape.at(1)),
       columns_of_scales_(scales.shape.at(1)),
-      scales_(values_of(scales)) {}
+      scales_(read_scales(checkpoint, view, scales)) {}
 
 // The float8 numbers are read into the end of `out`, and made float32 from the front: number i is written to bytes 4i to
 // 4i + 4 of 4n, while the next one to be read lies at 3n + i + 1, which is not before.
@@ -124,9 +131,10 @@ void ScaledMatrix::read(uint64_t first, std::span<std::byte> out) const {
   }
 }
 
-HfNumbers numbers_of(const TensorView& view, const TensorView* scales, const HfConfig& config) {
+HfNumbers numbers_of(const SafetensorsCheckpoint& checkpoint, const TensorView& view, const TensorView* scales,
+                     const HfConfig& config) {
   if (!scales) return {*view.dtype, [&view](uint64_t first, std::span<std::byte> out) { view.read(first, out); }};
-  const auto matrix = std::make_shared<const ScaledMatrix>(view, *scales, *config.weight_block);
+  const auto matrix = std::make_shared<const ScaledMatrix>(checkpoint, view, *scales, *config.weight_block);
   return {ir::DType::f32, [matrix](uint64_t first, std::span<std::byte> out) { matrix->read(first, out); }};
 }
 

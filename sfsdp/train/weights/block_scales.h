@@ -17,8 +17,7 @@ namespace sfsdp::train {
 // The tensor NAME_scale_inv of the float8 matrix NAME: [rows, columns] of it over those of a block, rounded up. Null: `view`
 // holds its numbers as they are, in a dtype of weights.
 //   throws: UserError naming file, tensor, expected and got: no dtype of weights; float8 without scales, or of which
-//           config.json does not say the blocks; no matrix; scales of another shape or dtype, or one of them
-//           that is 0, negative, infinite or no number, with its index
+//           config.json does not say the blocks; no matrix; scales of another shape or dtype
 const TensorView* find_scales(const SafetensorsCheckpoint& checkpoint, const TensorView& view, const HfConfig& config);
 
 // A float8 matrix as the float32 numbers that it stands for. What is asked for is read of it, no more. The scales, of
@@ -26,7 +25,9 @@ const TensorView* find_scales(const SafetensorsCheckpoint& checkpoint, const Ten
 class ScaledMatrix {
  public:
   // view, scales: as find_scales has them; they outlive this
-  ScaledMatrix(const TensorView& view, const TensorView& scales, const WeightBlock& block);
+  //   throws: UserError naming file, tensor and index of a scale that is 0, negative, infinite or no number
+  ScaledMatrix(const SafetensorsCheckpoint& checkpoint, const TensorView& view, const TensorView& scales,
+               const WeightBlock& block);
   // Fills `out` with bytes [first, first + out.size()) of the matrix in float32. Both are multiples of 4. From any thread.
   void read(uint64_t first, std::span<std::byte> out) const;
 
@@ -42,6 +43,8 @@ struct HfNumbers {
   ir::DType dtype;
   HfRead read;
 };
-HfNumbers numbers_of(const TensorView& view, const TensorView* scales, const HfConfig& config);
+//   throws: UserError as ScaledMatrix does
+HfNumbers numbers_of(const SafetensorsCheckpoint& checkpoint, const TensorView& view, const TensorView* scales,
+                     const HfConfig& config);
 
 }  // namespace sfsdp::train

@@ -103,7 +103,8 @@ std::string refusal(const std::vector<Tensor>& tensors, const HfConfig& config) 
   const Folder folder(tensors);
   const auto checkpoint = folder.open();
   try {
-    find_scales(checkpoint, checkpoint.at("w.weight"), config);
+    const TensorView& view = checkpoint.at("w.weight");
+    numbers_of(checkpoint, view, find_scales(checkpoint, view, config), config);
   } catch (const UserError& error) {
     const std::string text = error.what(), file = folder.path() + ": ";
     REQUIRE(text.starts_with(file));
@@ -122,7 +123,7 @@ TEST_CASE("block_scales: any box of a matrix, by any staging, has float8 times t
     const auto checkpoint = folder.open();
     const TensorView& view = checkpoint.at("w.weight");
     const HfConfig config = m.config();
-    const HfNumbers numbers = numbers_of(view, find_scales(checkpoint, view, config), config);
+    const HfNumbers numbers = numbers_of(checkpoint, view, find_scales(checkpoint, view, config), config);
     CHECK(numbers.dtype == ir::DType::f32);
     const std::vector<int64_t> shape = {m.rows, m.columns};
     for (int trial = 0; trial < 60; ++trial) {
@@ -155,7 +156,7 @@ TEST_CASE("block_scales: rows of heads and transposes are those of the numbers, 
   const auto checkpoint = folder.open();
   const HfConfig config = m.config();
   const TensorView& view = checkpoint.at("w.weight");
-  const HfNumbers numbers = numbers_of(view, find_scales(checkpoint, view, config), config);
+  const HfNumbers numbers = numbers_of(checkpoint, view, find_scales(checkpoint, view, config), config);
   std::vector<float> ours(120);
   std::vector<std::byte> staging(40);
   HfTensor place;
@@ -179,7 +180,7 @@ TEST_CASE("block_scales: of a matrix only the bytes of what is asked for are rea
   const auto checkpoint = folder.open();
   const TensorView& view = checkpoint.at("w.weight");
   const HfConfig config = m.config();
-  const HfNumbers numbers = numbers_of(view, find_scales(checkpoint, view, config), config);
+  const HfNumbers numbers = numbers_of(checkpoint, view, find_scales(checkpoint, view, config), config);
   // The file ends after row 10: rows before can be read, no other.
   std::filesystem::resize_file(folder.path(), std::filesystem::file_size(folder.path()) - 53 * 32);
   std::vector<float> row(32);
@@ -197,7 +198,7 @@ TEST_CASE("block_scales: scales in bfloat16, half precision and as powers of two
     const auto checkpoint = folder.open();
     const HfConfig config = m.config();
     const TensorView& view = checkpoint.at("w.weight");
-    const HfNumbers numbers = numbers_of(view, find_scales(checkpoint, view, config), config);
+    const HfNumbers numbers = numbers_of(checkpoint, view, find_scales(checkpoint, view, config), config);
     std::vector<float> all(90);
     numbers.read(0, std::as_writable_bytes(std::span(all)));
     for (int64_t i = 0; i < 90; ++i) REQUIRE(all[static_cast<size_t>(i)] == m.at(i / 10, i % 10));
@@ -234,7 +235,7 @@ TEST_CASE("block_scales: a tensor in a dtype of weights has none, whatever the c
   const Folder folder({{"w.weight", "BF16", "[2,3]", std::string(12, 'x')}});
   const auto checkpoint = folder.open();
   CHECK(find_scales(checkpoint, checkpoint.at("w.weight"), config_of(2, 2)) == nullptr);
-  const HfNumbers numbers = numbers_of(checkpoint.at("w.weight"), nullptr, config_of(2, 2));
+  const HfNumbers numbers = numbers_of(checkpoint, checkpoint.at("w.weight"), nullptr, config_of(2, 2));
   CHECK(numbers.dtype == ir::DType::bf16);
   std::string two(2, '\0');
   numbers.read(10, std::as_writable_bytes(std::span(two)));

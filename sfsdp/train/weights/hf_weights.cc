@@ -103,7 +103,7 @@ std::set<std::string> load_tensor(const SafetensorsCheckpoint& checkpoint, const
   if (scales) names.insert(scales->name);
   if (mine.empty()) return names;
   const ir::DType dtype = capture::dtype_of(t.dtype);
-  const int64_t lost = copy_on_threads(numbers_of(view, scales, config), place, shape, box, mine, dtype);
+  const int64_t lost = copy_on_threads(numbers_of(checkpoint, view, scales, config), place, shape, box, mine, dtype);
   if (lost > 0)
     throw UserError(concat(checkpoint.file_of(view.name), ": ", lost, " values of tensor ", view.name,
                            " become infinite as ", t.dtype, ", which ", t.name,
