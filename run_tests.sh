@@ -175,11 +175,11 @@ core)
     check scripts/check_format.sh
     check scripts/check_layers.sh
     check scripts/check_words.sh
-    check scripts/check_compile_time.sh release
-    # each of the three uses one core or a little more, or waits; clang-tidy takes what the others leave
-    start check nice -n 19 scripts/check_tidy.sh release "${tidy[@]}"
+    # each uses one core or a little more, or waits; clang-tidy takes what the others leave
     start_cases 2400 build/release/torch_tests
     start_cases 1800 build/release/core_tests
+    start check scripts/check_compile_time.sh release
+    start check nice -n 19 scripts/check_tidy.sh release "${tidy[@]}"
   fi
   e2e "$word"
   ;;

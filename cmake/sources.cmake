@@ -49,3 +49,27 @@ if(sfsdp_misplaced)
   message(FATAL_ERROR "${sfsdp_misplaced}: listed as including LibTorch, but in a torch-free folder; expected it in capture/, "
                       "exec/ or step/ (SFSDP_TORCH_FREE_FOLDERS in cmake/torch_sources.cmake)")
 endif()
+
+# Files of a folder are compiled as one, `most` of them or fewer: half of the time of a unit goes to templates that headers leave (1.3 s,
+# with LibTorch's 5 s, in an empty unit as well). So names in anonymous namespaces are unique in a folder, and the content of a test
+# file is in a namespace of its name. By folder, as then a new file changes the groups of its own folder alone.
+function(sfsdp_group_by_folder most)
+  set(folders)
+  foreach(file IN LISTS ARGN)
+    get_filename_component(folder ${file} DIRECTORY)
+    list(APPEND folders ${folder})
+    list(APPEND "files_of_${folder}" ${file})
+  endforeach()
+  list(REMOVE_DUPLICATES folders)
+  foreach(folder IN LISTS folders)
+    list(LENGTH "files_of_${folder}" count)
+    math(EXPR groups "(${count} + ${most} - 1) / ${most}")
+    set(at 0)
+    foreach(file IN LISTS "files_of_${folder}")
+      math(EXPR group "${at} * ${groups} / ${count}")
+      string(REPLACE "/" "_" name ${folder})
+      set_source_files_properties(${file} PROPERTIES UNITY_GROUP ${name}_${group})
+      math(EXPR at "${at} + 1")
+    endforeach()
+  endforeach()
+endfunction()

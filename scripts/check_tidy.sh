@@ -27,20 +27,45 @@ mkdir -p "$cache" 2>/dev/null || true
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-# Without the precompiled header, which is g++'s, and how g++ keeps memory: each file is linted with its own includes alone.
-sed -E 's/ -Winvalid-pch -include [^ "]*cmake_pch\.hxx//; s/ --param [a-z=0-9-]*//g' "$build/compile_commands.json" >"$scratch/compile_commands.json"
+# Without the precompiled header, which is g++'s, and how g++ keeps memory: each file is linted with its own includes alone, also
+# where it is compiled as one with others, whose unit then lists them: an entry of the unit becomes one of each.
+sed -E 's/ -Winvalid-pch -include [^ "]*cmake_pch\.hxx//; s/ --param [a-z=0-9-]*//g' "$build/compile_commands.json" |
+  awk '
+    /^{/ { entry = unit = ""; next }
+    /^ *"file":/ { unit = $2; gsub(/^"|",?$/, "", unit) }
+    /^ *"(directory|command|file)":/ { sub(/,?$/, ","); entry = entry $0 "\n"; next }
+    /^}/ {
+      count = 1
+      files[1] = unit
+      if (unit ~ /\/Unity\//) {
+        count = 0
+        while ((getline line <unit) > 0) if (split(line, parts, "\"") == 3 && line ~ /^#include/) files[++count] = parts[2]
+        close(unit)
+      }
+      for (i = 1; i <= count; ++i) {
+        one = entry
+        while (at = index(one, unit)) one = substr(one, 1, at - 1) "\001" substr(one, at + length(unit))
+        gsub("\001", files[i], one)
+        printf "%s\n{\n%s\n}", some++ ? "," : "[", substr(one, 1, length(one) - 2)
+      }
+    }
+    END { print "\n]" }' >"$scratch/compile_commands.json"
 
 # The tree's own place is no part of a state: paths in it are written from its root.
 root=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$build/CMakeCache.txt")
-# One line a unit: itself, then all it includes.
+# One line a unit: itself, then all it includes; of files that are compiled as one, each with the headers of all.
 ninja -C "$build" -t deps | awk -v root="$root/" '
-  function end_unit() { if (unit != "") print unit files; unit = files = "" }
-  /^[^ ]/ { end_unit(); wanted = /^CMakeFiles\/(sfsdp_core|sfsdp)\.dir\/sfsdp\// }
+  function end_unit(   i) {
+    for (i = 1; i <= units; ++i) print unit[i] files
+    units = 0
+    files = ""
+  }
+  /^[^ ]/ { end_unit(); wanted = /^CMakeFiles\/(sfsdp_core|sfsdp)\.dir\/(sfsdp|Unity)\// }
   /^ / && wanted {
     file = $1
     sub(/^\.\.\/\.\.\//, "", file) # ccache with a base folder writes what the compiler did not
     if (index(file, root) == 1) file = substr(file, length(root) + 1)
-    if (unit == "") unit = file; else files = files " " file
+    if (file ~ /^sfsdp\/.*\.cc$/) unit[++units] = file; else if (file !~ /\/Unity\//) files = files " " file
   }
   END { end_unit() }' | LC_ALL=C sort >"$scratch/units"
 tr ' ' '\n' <"$scratch/units" | LC_ALL=C sort -u | while read -r file; do [[ ! -e $file ]] || echo "$file"; done |

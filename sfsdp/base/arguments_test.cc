@@ -5,7 +5,7 @@
 
 #include "sfsdp/base/check.h"
 
-namespace sfsdp {
+namespace sfsdp::arguments_test {
 namespace {
 
 const Syntax kSyntax = {"sfsdp try",
@@ -102,4 +102,4 @@ TEST_CASE("help lists each option with what its value is called") {
 }
 
 }  // namespace
-}  // namespace sfsdp
+}  // namespace sfsdp::arguments_test

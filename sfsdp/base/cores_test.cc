@@ -8,7 +8,7 @@
 
 #include "sfsdp/testing/one_core.h"
 
-namespace sfsdp {
+namespace sfsdp::cores_test {
 namespace {
 
 TEST_CASE("cores: those that this thread may run on, not those of the machine") {
@@ -37,4 +37,4 @@ TEST_CASE("cores: ranks share those of their host, each has one") {
 }
 
 }  // namespace
-}  // namespace sfsdp
+}  // namespace sfsdp::cores_test

@@ -11,7 +11,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/testing/temporary_folder.h"
 
-namespace sfsdp {
+namespace sfsdp::durable_file_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -57,4 +57,4 @@ TEST_CASE("durable_file: what cannot be written says file, reason and cure, and 
   CHECK(fs::exists(folder / "new/file"));
 }
 
-}  // namespace sfsdp
+}  // namespace sfsdp::durable_file_test

@@ -10,7 +10,7 @@
 #include <optional>
 #include <system_error>
 
-namespace sfsdp {
+namespace sfsdp::growing_memory_test {
 namespace {
 
 using Kind = GrowingMemory::Kind;
@@ -70,4 +70,4 @@ TEST_CASE("a shared memory that a limit of file sizes forbids is an error, no si
 }
 
 }  // namespace
-}  // namespace sfsdp
+}  // namespace sfsdp::growing_memory_test

@@ -5,7 +5,7 @@
 
 #include <limits>
 
-namespace sfsdp {
+namespace sfsdp::html_page_test {
 
 TEST_CASE("no text of the data can end the script that holds it, or be taken for a place of the frame") {
   const std::string page = html_page("<main></main>", R"(["</script><!-- <script>", "/*DATA*/", "<!--PAGE-->"])");
@@ -30,4 +30,4 @@ TEST_CASE("texts of a page are numbered as they come") {
   CHECK(strings.json() == "[\"b\",\n\"a\\\"\"]");
 }
 
-}  // namespace sfsdp
+}  // namespace sfsdp::html_page_test

@@ -3,7 +3,7 @@
 
 #include <doctest/doctest.h>
 
-namespace sfsdp {
+namespace sfsdp::lap_clock_test {
 namespace {
 
 // A clock that stands where the test puts it, and counts how often it is read.
@@ -44,4 +44,4 @@ TEST_CASE("a clock that stays with its kind is not read") {
   CHECK(SetClock::reads == reads + 1);
 }
 
-}  // namespace sfsdp
+}  // namespace sfsdp::lap_clock_test

@@ -8,7 +8,7 @@
 
 #include "sfsdp/base/held.h"
 
-namespace sfsdp {
+namespace sfsdp::least_recent_test {
 namespace {
 
 TEST_CASE("the entry that was used longest ago makes place, and a look-up is a use") {
@@ -46,4 +46,4 @@ TEST_CASE("a held pointer is read by its name alone, and keeps what it points to
 }
 
 }  // namespace
-}  // namespace sfsdp
+}  // namespace sfsdp::least_recent_test

@@ -9,7 +9,7 @@
 #include "sfsdp/base/philox.h"
 #include "sfsdp/base/strings.h"
 
-namespace sfsdp {
+namespace sfsdp::line_diff_test {
 namespace {
 
 TEST_CASE("unified_diff is what diff -u prints") {
@@ -74,4 +74,4 @@ TEST_CASE("moved lines cost no more than they must") {
 }
 
 }  // namespace
-}  // namespace sfsdp
+}  // namespace sfsdp::line_diff_test

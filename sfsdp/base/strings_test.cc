@@ -5,7 +5,7 @@
 
 #include <limits>
 
-namespace sfsdp {
+namespace sfsdp::strings_test {
 
 TEST_CASE("split keeps empty pieces and join undoes it") {
   CHECK(split("a,b,", ',') == std::vector<std::string>{"a", "b", ""});
@@ -71,4 +71,4 @@ TEST_CASE("nearest suggests typing mistakes only, the first of equally close can
   CHECK(did_you_mean("train", {"-n"}) == "");
 }
 
-}  // namespace sfsdp
+}  // namespace sfsdp::strings_test

@@ -5,7 +5,7 @@
 
 #include "sfsdp/base/error.h"
 
-namespace sfsdp {
+namespace sfsdp::toml_text_test {
 
 TEST_CASE("toml: characters above ASCII stand in quotes and comments, in all of TOML's quotes") {
   for (const char* text : {
@@ -26,4 +26,4 @@ TEST_CASE("toml: elsewhere they are refused by line") {
                          UserError);
 }
 
-}  // namespace sfsdp
+}  // namespace sfsdp::toml_text_test

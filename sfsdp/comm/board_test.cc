@@ -18,7 +18,7 @@
 
 #include "sfsdp/testing/comm_suite.h"
 
-namespace sfsdp::comm {
+namespace sfsdp::comm::board_test {
 namespace {
 
 using testing::comm_error_of;
@@ -236,4 +236,4 @@ TEST_CASE("silence: several ranks are listed, many are counted") {
 }
 
 }  // namespace
-}  // namespace sfsdp::comm
+}  // namespace sfsdp::comm::board_test

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace sfsdp::comm {
+namespace sfsdp::comm::call_test {
 namespace {
 
 const CallInfo kInfo = {"%x", "layers.0"};
@@ -75,4 +75,4 @@ TEST_CASE("call: counts that do not fit are said with both numbers, in global ra
 }
 
 }  // namespace
-}  // namespace sfsdp::comm
+}  // namespace sfsdp::comm::call_test

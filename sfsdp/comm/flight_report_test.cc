@@ -13,7 +13,7 @@
 #include "sfsdp/testing/process_memory.h"
 #include "sfsdp/testing/temporary_folder.h"
 
-namespace sfsdp::comm {
+namespace sfsdp::comm::flight_report_test {
 namespace {
 
 std::vector<int> ranks_to(int n) {
@@ -212,4 +212,4 @@ TEST_CASE("flight_report: folders and files that are none are refused by name") 
 }
 
 }  // namespace
-}  // namespace sfsdp::comm
+}  // namespace sfsdp::comm::flight_report_test

@@ -11,7 +11,7 @@
 
 #include "sfsdp/base/error.h"
 
-namespace sfsdp::comm {
+namespace sfsdp::comm::reduce_test {
 namespace {
 
 template <class T>
@@ -118,4 +118,4 @@ TEST_CASE("reduce: refuses a dtype without sums") {
 }
 
 }  // namespace
-}  // namespace sfsdp::comm
+}  // namespace sfsdp::comm::reduce_test

@@ -15,7 +15,7 @@
 #include "sfsdp/comm/call.h"
 #include "sfsdp/comm/thread/run_ranks.h"
 
-namespace sfsdp::comm {
+namespace sfsdp::comm::same_texts_test {
 namespace {
 
 // Counts what a rank is sent of other ranks' data.
@@ -167,4 +167,4 @@ TEST_CASE("a rank that cannot go on says why on all ranks") {
 }
 
 }  // namespace
-}  // namespace sfsdp::comm
+}  // namespace sfsdp::comm::same_texts_test

@@ -23,7 +23,7 @@
 #include "sfsdp/testing/interp/interpreter.h"
 #include "sfsdp/testing/sentences.h"
 
-namespace sfsdp::step {
+namespace sfsdp::step::choose_attention_test {
 namespace {
 
 struct Decoder {
@@ -403,4 +403,4 @@ TEST_CASE("attention by cost: of 126 layers the choice takes less than to compil
 }
 
 }  // namespace
-}  // namespace sfsdp::step
+}  // namespace sfsdp::step::choose_attention_test

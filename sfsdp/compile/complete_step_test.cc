@@ -18,7 +18,7 @@
 #include "sfsdp/testing/sentences.h"
 #include "sfsdp/tune/scaled_step.h"
 
-namespace sfsdp::step {
+namespace sfsdp::step::complete_step_test {
 namespace {
 
 constexpr int kLayers = 4;
@@ -182,4 +182,4 @@ TEST_CASE("scaled_step: compiled on two meshes, a step is timed on others as the
 }
 
 }  // namespace
-}  // namespace sfsdp::step
+}  // namespace sfsdp::step::complete_step_test

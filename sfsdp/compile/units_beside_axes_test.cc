@@ -16,7 +16,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/sentences.h"
 
-namespace sfsdp::step {
+namespace sfsdp::step::units_beside_axes_test {
 namespace {
 
 // Layers of gate and up in one matrix, then 4 experts of which each token has one, on 8 tokens.
@@ -162,4 +162,4 @@ TEST_CASE("units by cost beside tp and cp: attention, and a vocabulary that tp p
 }
 
 }  // namespace
-}  // namespace sfsdp::step
+}  // namespace sfsdp::step::units_beside_axes_test

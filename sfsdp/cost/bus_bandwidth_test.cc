@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-namespace sfsdp::cost {
+namespace sfsdp::cost::bus_bandwidth_test {
 namespace {
 
 TEST_CASE("bus bandwidth: exact at its points, linear in the number of doublings between them, constant beyond") {
@@ -27,4 +27,4 @@ TEST_CASE("bus bandwidth: what is no curve is refused") {
 }
 
 }  // namespace
-}  // namespace sfsdp::cost
+}  // namespace sfsdp::cost::bus_bandwidth_test

@@ -6,7 +6,7 @@
 #include "sfsdp/cost/op_cost.h"
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::cost {
+namespace sfsdp::cost::checkpoints_test {
 namespace {
 
 // Two layers of two products and a sum; backward reads h, not y.
@@ -62,4 +62,4 @@ TEST_CASE("checkpoints: what is run again unread takes its kernels' time, after 
 }
 
 }  // namespace
-}  // namespace sfsdp::cost
+}  // namespace sfsdp::cost::checkpoints_test

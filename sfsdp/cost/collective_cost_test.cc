@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace sfsdp::cost {
+namespace sfsdp::cost::collective_cost_test {
 namespace {
 
 // Seconds and bytes/s as small whole numbers; 8 devices a node.
@@ -161,4 +161,4 @@ TEST_CASE("collective cost: what a kernel loses beside a collective is the link'
 }
 
 }  // namespace
-}  // namespace sfsdp::cost
+}  // namespace sfsdp::cost::collective_cost_test

@@ -6,7 +6,7 @@
 #include "sfsdp/cost/op_cost.h"
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::cost {
+namespace sfsdp::cost::composites_test {
 namespace {
 
 // Bytes per element and kernels of each op as PyTorch 2.13's dispatcher records them (tests/fixtures/composite_kernels.py).
@@ -110,4 +110,4 @@ fwd:
 }
 
 }  // namespace
-}  // namespace sfsdp::cost
+}  // namespace sfsdp::cost::composites_test

@@ -3,7 +3,7 @@
 
 #include <doctest/doctest.h>
 
-namespace sfsdp::cost {
+namespace sfsdp::cost::device_memory_test {
 namespace {
 
 TEST_CASE("device memory: a context, a communicator for each axis in use and one for all; nothing on a processor") {
@@ -23,4 +23,4 @@ TEST_CASE("device memory: a GiB that is given back and asked for again takes 31 
 }
 
 }  // namespace
-}  // namespace sfsdp::cost
+}  // namespace sfsdp::cost::device_memory_test

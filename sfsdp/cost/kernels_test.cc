@@ -7,7 +7,7 @@
 
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::cost {
+namespace sfsdp::cost::kernels_test {
 namespace {
 
 std::string inside(const ir::Graph& graph) {
@@ -90,4 +90,4 @@ fwd:
 }
 
 }  // namespace
-}  // namespace sfsdp::cost
+}  // namespace sfsdp::cost::kernels_test

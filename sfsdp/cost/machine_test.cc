@@ -9,7 +9,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/testing/source_dir.h"
 
-namespace sfsdp::cost {
+namespace sfsdp::cost::machine_test {
 namespace {
 
 const std::filesystem::path kMachines = std::filesystem::path(testing::source_dir()) / "machines";
@@ -197,4 +197,4 @@ TEST_CASE("machine: a kernel of attention is chosen by name") {
 }
 
 }  // namespace
-}  // namespace sfsdp::cost
+}  // namespace sfsdp::cost::machine_test

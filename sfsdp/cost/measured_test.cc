@@ -11,7 +11,7 @@
 #include "sfsdp/cost/op_cost.h"
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::cost {
+namespace sfsdp::cost::measured_test {
 namespace {
 
 TEST_CASE("curve: exact at its points, between its neighbours in between, monotone where they are") {
@@ -195,4 +195,4 @@ fwd:
 }
 
 }  // namespace
-}  // namespace sfsdp::cost
+}  // namespace sfsdp::cost::measured_test

@@ -7,7 +7,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::cost {
+namespace sfsdp::cost::op_cost_test {
 namespace {
 
 // 1 byte/s, 1 flop/s: a kernel's seconds are its bytes, a product's its flops where memory is fast.
@@ -302,4 +302,4 @@ TEST_CASE("execution: by name") {
 }
 
 }  // namespace
-}  // namespace sfsdp::cost
+}  // namespace sfsdp::cost::op_cost_test

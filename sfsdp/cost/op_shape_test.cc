@@ -9,7 +9,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::cost {
+namespace sfsdp::cost::op_shape_test {
 namespace {
 
 // The last op of a program of `inputs`.
@@ -96,4 +96,4 @@ TEST_CASE(
 }
 
 }  // namespace
-}  // namespace sfsdp::cost
+}  // namespace sfsdp::cost::op_shape_test

@@ -9,7 +9,7 @@
 #include <random>
 #include <string>
 
-namespace sfsdp::cost {
+namespace sfsdp::cost::product_cost_test {
 namespace {
 
 // 10 multiprocessors of 1 flop/s each, tiles of 128 × 256; memory as fast as `bandwidth` bytes/s.
@@ -116,4 +116,4 @@ TEST_CASE("products: without multiprocessors there are no waves, depth alone cou
 }
 
 }  // namespace
-}  // namespace sfsdp::cost
+}  // namespace sfsdp::cost::product_cost_test

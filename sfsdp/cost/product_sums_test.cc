@@ -7,7 +7,7 @@
 #include "sfsdp/cost/op_cost.h"
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::cost {
+namespace sfsdp::cost::product_sums_test {
 namespace {
 
 // A weight of 16 x 16 whose gradient is a product in bf16, and a norm's of 16, side by side in the sum of a unit.
@@ -91,4 +91,4 @@ bwd:
 }
 
 }  // namespace
-}  // namespace sfsdp::cost
+}  // namespace sfsdp::cost::product_sums_test

@@ -25,7 +25,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/testing/temporary_folder.h"
 
-namespace sfsdp::cost {
+namespace sfsdp::cost::product_times_test {
 namespace {
 
 constexpr ir::ProductShape kShape = {ir::DType::f32, 512, 2048, 768, false, true};
@@ -205,4 +205,4 @@ TEST_CASE("the cache's folder is the user's") {
 }
 
 }  // namespace
-}  // namespace sfsdp::cost
+}  // namespace sfsdp::cost::product_times_test

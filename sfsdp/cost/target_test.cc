@@ -10,7 +10,7 @@
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::cost {
+namespace sfsdp::cost::target_test {
 namespace {
 
 constexpr int64_t kMiB = 1048576;
@@ -124,4 +124,4 @@ TEST_CASE("workspaces: a processor's attention makes a mask of the documents, a 
 }
 
 }  // namespace
-}  // namespace sfsdp::cost
+}  // namespace sfsdp::cost::target_test

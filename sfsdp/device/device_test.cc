@@ -20,7 +20,7 @@
 #include "sfsdp/device/fake/conflicts.h"
 #include "sfsdp/device/fake/fake_device.h"
 
-namespace sfsdp::device {
+namespace sfsdp::device::device_test {
 namespace {
 
 template <class T>
@@ -259,4 +259,4 @@ TEST_CASE("conflicts of random accesses are those of each byte by itself") {
 }
 
 }  // namespace
-}  // namespace sfsdp::device
+}  // namespace sfsdp::device::device_test

@@ -28,7 +28,7 @@
 #include "sfsdp/plan/step_plan.h"
 #include "sfsdp/testing/sharded_step.h"
 
-namespace sfsdp::device {
+namespace sfsdp::device::plan_on_lanes_test {
 namespace {
 
 // A number of each byte that is read before, and each byte that is written of that number: who comes too early or too late changes
@@ -191,10 +191,10 @@ TEST_CASE(
           return make_fake_device(lanes, events, {7, false, [&](const auto& fault) { faults.push_back(fault); }});
         };
         CHECK(Rank(plan).train(fake, 4) == expected);
-        CHECK(join(faults, "\n") == "");
+        CHECK(sfsdp::join(faults, "\n") == "");
       }
   CHECK(beside > 0);
 }
 
 }  // namespace
-}  // namespace sfsdp::device
+}  // namespace sfsdp::device::plan_on_lanes_test

@@ -15,7 +15,7 @@
 #include "sfsdp/testing/damaged_archive.h"
 #include "sfsdp/testing/zip_bytes.h"
 
-namespace sfsdp::exported {
+namespace sfsdp::exported::damaged_archive_test {
 namespace {
 
 using testing::refusal_of;
@@ -504,4 +504,4 @@ TEST_CASE("what an archive says of things that we do not read changes nothing") 
 }
 
 }  // namespace
-}  // namespace sfsdp::exported
+}  // namespace sfsdp::exported::damaged_archive_test

@@ -14,7 +14,7 @@
 #include "sfsdp/testing/damaged_archive.h"
 #include "sfsdp/testing/zip_bytes.h"
 
-namespace sfsdp::exported {
+namespace sfsdp::exported::damaged_zip_test {
 namespace {
 
 using testing::refusal_of;
@@ -222,4 +222,4 @@ TEST_CASE("texts of an archive are shown without what a terminal obeys, and cut 
 }
 
 }  // namespace
-}  // namespace sfsdp::exported
+}  // namespace sfsdp::exported::damaged_zip_test

@@ -7,7 +7,7 @@
 
 #include "sfsdp/base/check.h"
 
-namespace sfsdp::exported {
+namespace sfsdp::exported::grad_marks_test {
 namespace {
 
 NamedArgument value(Slot slot) { return {"", ValueArgument{slot}}; }
@@ -95,4 +95,4 @@ TEST_CASE("marks of gradients: parameters that are read under no_grad alone, thr
 }
 
 }  // namespace
-}  // namespace sfsdp::exported
+}  // namespace sfsdp::exported::grad_marks_test

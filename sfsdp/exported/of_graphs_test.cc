@@ -13,7 +13,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/testing/temporary_folder.h"
 
-namespace sfsdp::exported {
+namespace sfsdp::exported::of_graphs_test {
 namespace {
 
 using Kind = OpSignature::Kind;
@@ -180,4 +180,4 @@ TEST_CASE("an archive of captures: numbers that no sum of products tells are ref
 }
 
 }  // namespace
-}  // namespace sfsdp::exported
+}  // namespace sfsdp::exported::of_graphs_test

@@ -16,7 +16,7 @@
 #include "sfsdp/testing/source_dir.h"
 #include "sfsdp/testing/zip_bytes.h"
 
-namespace sfsdp::exported {
+namespace sfsdp::exported::read_program_test {
 namespace {
 
 std::string fixture(const std::string& name) {
@@ -191,4 +191,4 @@ TEST_CASE("an archive whose JSON has other bytes anywhere is read or refused, ne
 }
 
 }  // namespace
-}  // namespace sfsdp::exported
+}  // namespace sfsdp::exported::read_program_test

@@ -7,7 +7,7 @@
 
 #include "sfsdp/base/check.h"
 
-namespace sfsdp::exported {
+namespace sfsdp::exported::size_expression_test {
 namespace {
 
 const std::string kS0 = "Symbol('s0', positive=True, integer=True)", kS1 = "Symbol('s1')";
@@ -122,4 +122,4 @@ TEST_CASE("any text is read as a size of an archive, or is none") {
 }
 
 }  // namespace
-}  // namespace sfsdp::exported
+}  // namespace sfsdp::exported::size_expression_test

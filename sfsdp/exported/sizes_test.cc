@@ -5,7 +5,7 @@
 
 #include "sfsdp/base/error.h"
 
-namespace sfsdp::exported {
+namespace sfsdp::exported::sizes_test {
 namespace {
 
 // Written apart from value_at, by which sizes are told.
@@ -85,4 +85,4 @@ TEST_CASE("sizes: points lie in the ranges and differ, and the last one has the 
 }
 
 }  // namespace
-}  // namespace sfsdp::exported
+}  // namespace sfsdp::exported::sizes_test

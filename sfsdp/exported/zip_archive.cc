@@ -18,6 +18,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/json.h"
 #include "sfsdp/exported/printable.h"
+#include "sfsdp/exported/zip_format.h"
 
 namespace sfsdp::exported {
 
@@ -28,11 +29,7 @@ namespace {
 constexpr uint64_t kMaxEntries = 1'000'000;         // 671B parameters in single experts are 60,000
 constexpr uint64_t kMaxDirectoryBytes = 256 << 20;  // some 256 bytes an entry
 constexpr size_t kMaxNameBytes = 4096;
-constexpr uint32_t kLocalHeader = 0x04034b50, kCentralHeader = 0x02014b50, kEnd = 0x06054b50;
-constexpr uint32_t kEnd64 = 0x06064b50, kEnd64Locator = 0x07064b50, kDescriptor = 0x08074b50;
-constexpr size_t kLocalBytes = 30, kCentralBytes = 46, kEndBytes = 22, kEnd64Bytes = 56, kLocatorBytes = 20;
-constexpr uint64_t kWide = 0xffffffff;  // instead of a number that does not fit 32 bits
-constexpr uint16_t kEncrypted = 1, kDescribed = 8, kZip64Extra = 1;
+constexpr uint16_t kEncrypted = 1, kDescribed = 8;
 constexpr const char* kCure = "\n  expected an archive of torch.export.save; write it again";
 
 [[noreturn]] void refuse(const std::string& path, const std::string& what, const std::string& expected = "") {

@@ -16,7 +16,7 @@
 #include "sfsdp/testing/source_dir.h"
 #include "sfsdp/testing/zip_bytes.h"
 
-namespace sfsdp::exported {
+namespace sfsdp::exported::zip_archive_test {
 namespace {
 
 using testing::zip_of;
@@ -117,4 +117,4 @@ TEST_CASE("a zip archive that is cut or has other bytes anywhere is read or refu
 }
 
 }  // namespace
-}  // namespace sfsdp::exported
+}  // namespace sfsdp::exported::zip_archive_test

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/exported/zip_format.h"
 
 namespace sfsdp::exported {
 
@@ -16,13 +17,10 @@ static_assert(std::endian::native == std::endian::little, "numbers of a zip file
 namespace {
 
 constexpr uint64_t kAlignment = 64;  // torch reads tensors where they lie
-constexpr uint32_t kLocalHeader = 0x04034b50, kCentralHeader = 0x02014b50, kEnd = 0x06054b50;
-constexpr uint32_t kEnd64 = 0x06064b50, kEnd64Locator = 0x07064b50;
-constexpr uint32_t kWide = 0xffffffff;  // the number stands in the ZIP64 field
-constexpr uint16_t kWide16 = 0xffff, kZip64Version = 45, kZip64Extra = 1;
+constexpr uint16_t kWide16 = 0xffff, kZip64Version = 45;
 constexpr uint16_t kFiller = 0x4246;     // an extra field without meaning, whose length moves the bytes; torch's "FB"
 constexpr uint16_t kMsDosDate = 0x0021;  // 1 January 1980, as files of equal content are to be equal
-constexpr size_t kLocalBytes = 30, kFieldHead = 4, kLocalField = 16, kCentralField = 24;
+constexpr size_t kFieldHead = 4, kLocalField = 16, kCentralField = 24;
 
 template <class Number>
 void put(std::string& out, Number value) {

@@ -8,7 +8,7 @@
 #include "sfsdp/exported/zip_archive.h"
 #include "sfsdp/testing/temporary_folder.h"
 
-namespace sfsdp::exported {
+namespace sfsdp::exported::zip_writer_test {
 namespace {
 
 TEST_CASE("zip writer: what it writes is read back, entries on 64-byte boundaries, parts together, empty ones too") {
@@ -45,4 +45,4 @@ TEST_CASE("zip writer: an entry has as many bytes as it was begun with") {
 }
 
 }  // namespace
-}  // namespace sfsdp::exported
+}  // namespace sfsdp::exported::zip_writer_test

@@ -118,7 +118,6 @@ class Reader {
   }
 
   AccessMap::Use read_use(std::string_view word, AccessMap::Pattern& pattern) {
-    using Length = AccessMap::Length;
     AccessMap::Use use;
     if (kMarks.find(word.front()) != std::string_view::npos) {
       use.mark = word.front();
@@ -128,7 +127,7 @@ class Reader {
     const size_t bracket = word.find('['), hash = word.find('#'), equals = word.find('=');
     if (bracket != std::string_view::npos) {
       expect(word.back() == ']', "no ] in \"", word, '"');
-      factor.length = Length::Listed;
+      factor.length = AccessMap::Length::Listed;
       factor.attribute = word.substr(bracket + 1, word.size() - bracket - 2);
       if (const size_t is = factor.attribute.find('='); is != std::string::npos) {
         factor.fallback = parse_int(factor.attribute.substr(is + 1));
@@ -137,7 +136,7 @@ class Reader {
       }
       word = word.substr(0, bracket);
     } else if (hash != std::string_view::npos) {
-      factor.length = Length::Counted;
+      factor.length = AccessMap::Length::Counted;
       factor.attribute = word.substr(hash + 1);
       word = word.substr(0, hash);
     } else if (equals != std::string_view::npos) {
@@ -145,9 +144,9 @@ class Reader {
       expect(factor.size > 1, "no size in \"", word, '"');
       word = word.substr(0, equals);
     } else if (word == "...") {
-      factor.length = Length::Dots;
+      factor.length = AccessMap::Length::Dots;
     } else if (word.ends_with('*')) {
-      factor.length = Length::Any;
+      factor.length = AccessMap::Length::Any;
       word.remove_suffix(1);
     }
     if (word == "1") {
@@ -155,7 +154,7 @@ class Reader {
       use.factor = AccessMap::kOnes;
       return use;
     }
-    expect(factor.length == Length::Dots ||
+    expect(factor.length == AccessMap::Length::Dots ||
                (!word.empty() && std::ranges::all_of(word, [](unsigned char c) { return std::islower(c) != 0; })),
            '"', word, "\" is no factor");
     factor.name = word;
@@ -195,7 +194,7 @@ struct Text {
 #define SFSDP_UPDATE(name, moments, operands, results, flags, rule, access) Text{name, access},
 #define SFSDP_COLLECTIVE(name, fewest, most, rule) Text{name, ""}, Text{name ".start", ""},
 #define SFSDP_ATEN SFSDP_OP
-constexpr Text kTexts[] = {
+constexpr Text kMapTexts[] = {
 #include "sfsdp/ir/opset.def"
 
 #include "sfsdp/ir/atenset.def"
@@ -220,13 +219,13 @@ bool is_elementwise(const AccessMap& map) {
 // By row of opset(), which has one for each name.
 std::vector<std::optional<AccessMap>> read_all() {
   std::vector<std::optional<AccessMap>> maps;
-  for (const Text& text : kTexts) {
+  for (const Text& text : kMapTexts) {
     auto map = text.map.empty() ? std::nullopt : std::optional(parse_access_map(text.map));
     if (map) map->elementwise = is_elementwise(*map);
     maps.insert(maps.end(), static_cast<size_t>(1 + std::ranges::count(text.names, ' ')), map);
   }
   SFSDP_CHECK(maps.size() == opset().size(), maps.size(), " maps of ", opset().size(), " rows");
-  SFSDP_CHECK(opset()[0].name == kTexts[0].names, "maps are in another order than rows");
+  SFSDP_CHECK(opset()[0].name == kMapTexts[0].names, "maps are in another order than rows");
   return maps;
 }
 

@@ -9,7 +9,7 @@
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::ir {
+namespace sfsdp::ir::access_test {
 namespace {
 
 std::string text_of(const Access& access) {
@@ -185,4 +185,4 @@ TEST_CASE("access: every row that computes has a map, or says that nothing joins
 }
 
 }  // namespace
-}  // namespace sfsdp::ir
+}  // namespace sfsdp::ir::access_test

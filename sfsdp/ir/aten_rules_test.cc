@@ -11,7 +11,7 @@
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::ir {
+namespace sfsdp::ir::aten_rules_test {
 namespace {
 
 std::string graph_of(const std::string& line) {
@@ -124,4 +124,4 @@ TEST_CASE("a row of an overload comes before the row of all overloads") {
 }
 
 }  // namespace
-}  // namespace sfsdp::ir
+}  // namespace sfsdp::ir::aten_rules_test

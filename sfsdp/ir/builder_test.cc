@@ -8,7 +8,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
 
-namespace sfsdp::ir {
+namespace sfsdp::ir::builder_test {
 namespace {
 
 std::string order(const Graph& graph) {
@@ -101,4 +101,4 @@ fwd:
 }
 
 }  // namespace
-}  // namespace sfsdp::ir
+}  // namespace sfsdp::ir::builder_test

@@ -10,7 +10,7 @@
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/testing/random_graph.h"
 
-namespace sfsdp::ir {
+namespace sfsdp::ir::graph_test {
 namespace {
 
 const Type kType = Type::tensor(DType::f32, {2});
@@ -173,4 +173,4 @@ TEST_CASE("a type counts elements and bytes") {
 }
 
 }  // namespace
-}  // namespace sfsdp::ir
+}  // namespace sfsdp::ir::graph_test

@@ -106,11 +106,11 @@ std::vector<AxisPlacement> parse_placements(Cursor& cursor) {
   while (cursor.peek().kind == Kind::Word && cursor.sees('(', 1)) {
     const std::string_view word = cursor.peek().text;
     const auto reduce = parse_reduce_op(word);
-    const auto rows = word.starts_with("rows") ? parse_int(word.substr(4)) : std::nullopt;
-    if (!reduce && word != "own" && (!rows || *rows < 0)) cursor.fail("own, sum, max, min or rows with a dimension");
-    AxisPlacement& placement = placements.emplace_back(reduce ? Placement::partial(*reduce)
-                                                       : rows ? Placement::rows(*rows)
-                                                              : Placement::own());
+    const int64_t rows = word.starts_with("rows") ? parse_int(word.substr(4)).value_or(-1) : -1;
+    if (!reduce && word != "own" && rows < 0) cursor.fail("own, sum, max, min or rows with a dimension");
+    AxisPlacement& placement = placements.emplace_back(reduce      ? Placement::partial(*reduce)
+                                                       : rows >= 0 ? Placement::rows(rows)
+                                                                   : Placement::own());
     cursor.next();
     cursor.expect('(', "before the axes");
     cursor.list(')', "after the axes", [&] { placement.axes.push_back(cursor.word("a mesh axis")); });

@@ -10,7 +10,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/random_graph.h"
 
-namespace sfsdp::ir {
+namespace sfsdp::ir::parser_test {
 namespace {
 
 using testing::dedent;
@@ -210,4 +210,4 @@ TEST_CASE("parse says where each op stood") {
 }
 
 }  // namespace
-}  // namespace sfsdp::ir
+}  // namespace sfsdp::ir::parser_test

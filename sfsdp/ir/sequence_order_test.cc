@@ -14,7 +14,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/interp/interpreter.h"
 
-namespace sfsdp::ir {
+namespace sfsdp::ir::sequence_order_test {
 namespace {
 
 using Runs = std::vector<PositionRun>;
@@ -167,4 +167,4 @@ TEST_CASE("attention of a part: what does not fit the axis is refused, forward a
 }
 
 }  // namespace
-}  // namespace sfsdp::ir
+}  // namespace sfsdp::ir::sequence_order_test

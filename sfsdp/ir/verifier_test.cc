@@ -11,7 +11,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/random_graph.h"
 
-namespace sfsdp::ir {
+namespace sfsdp::ir::verifier_test {
 namespace {
 
 using testing::dedent;
@@ -581,4 +581,4 @@ TEST_CASE("attributes of a param that say how its unit is scheduled have a kind 
 }
 
 }  // namespace
-}  // namespace sfsdp::ir
+}  // namespace sfsdp::ir::verifier_test

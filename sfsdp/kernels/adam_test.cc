@@ -10,7 +10,7 @@
 
 #include "sfsdp/kernels/family.h"
 
-namespace sfsdp::kernels {
+namespace sfsdp::kernels::adam_test {
 namespace {
 
 std::vector<float> numbers(size_t count, std::mt19937& random, float scale) {
@@ -112,4 +112,4 @@ TEST_CASE("Adam: every family of processors updates as the first one does, and n
   }
 }
 
-}  // namespace sfsdp::kernels
+}  // namespace sfsdp::kernels::adam_test

@@ -16,7 +16,7 @@
 #include "sfsdp/kernels/family.h"
 #include "sfsdp/kernels/of_op.h"
 
-namespace sfsdp::kernels {
+namespace sfsdp::kernels::attention_test {
 namespace {
 
 // [batch, heads, rows, width], in memory [batch, rows, heads, width] as models have it, with a gap after each row.
@@ -353,4 +353,4 @@ TEST_CASE("attention of an op: a scale may be a whole number, queries may be a p
 }
 
 }  // namespace
-}  // namespace sfsdp::kernels
+}  // namespace sfsdp::kernels::attention_test

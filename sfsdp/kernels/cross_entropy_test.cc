@@ -13,7 +13,7 @@
 #include "sfsdp/base/half.h"
 #include "sfsdp/kernels/family.h"
 
-namespace sfsdp::kernels {
+namespace sfsdp::kernels::cross_entropy_test {
 namespace {
 
 struct Data {
@@ -219,4 +219,4 @@ TEST_CASE("cross entropy: rows may be computed in parts") {
 }
 
 }  // namespace
-}  // namespace sfsdp::kernels
+}  // namespace sfsdp::kernels::cross_entropy_test

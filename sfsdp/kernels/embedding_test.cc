@@ -13,7 +13,7 @@
 #include "sfsdp/base/half.h"
 #include "sfsdp/kernels/family.h"
 
-namespace sfsdp::kernels {
+namespace sfsdp::kernels::embedding_test {
 namespace {
 
 struct Data {
@@ -127,4 +127,4 @@ TEST_CASE("embedding: every family of processors has the same bits, and an id th
   }
 }
 
-}  // namespace sfsdp::kernels
+}  // namespace sfsdp::kernels::embedding_test

@@ -13,7 +13,7 @@
 #include "sfsdp/base/half.h"
 #include "sfsdp/kernels/family.h"
 
-namespace sfsdp::kernels {
+namespace sfsdp::kernels::pointwise_test {
 namespace {
 
 void run(const Family& family, const Pointwise& call, int64_t begin, int64_t end) {
@@ -268,4 +268,4 @@ TEST_CASE("joined steps of random programs give the numbers of the program") {
 }
 
 }  // namespace
-}  // namespace sfsdp::kernels
+}  // namespace sfsdp::kernels::pointwise_test

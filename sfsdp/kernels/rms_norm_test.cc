@@ -10,7 +10,7 @@
 #include "sfsdp/base/half.h"
 #include "sfsdp/kernels/family.h"
 
-namespace sfsdp::kernels {
+namespace sfsdp::kernels::rms_norm_test {
 namespace {
 
 // Numbers as floats, and as the kernel reads them.
@@ -157,4 +157,4 @@ TEST_CASE("RMSNorm: in place, and without the gradients that nobody asks for") {
   }
 }
 
-}  // namespace sfsdp::kernels
+}  // namespace sfsdp::kernels::rms_norm_test

@@ -11,7 +11,7 @@
 #include "sfsdp/base/half.h"
 #include "sfsdp/kernels/family.h"
 
-namespace sfsdp::kernels {
+namespace sfsdp::kernels::rope_test {
 namespace {
 
 struct Case {
@@ -110,4 +110,4 @@ TEST_CASE("rotary embedding: pairs as float64 turns them, neighbours and halves,
           }
 }
 
-}  // namespace sfsdp::kernels
+}  // namespace sfsdp::kernels::rope_test

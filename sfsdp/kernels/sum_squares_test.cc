@@ -10,7 +10,7 @@
 #include "sfsdp/base/half.h"
 #include "sfsdp/kernels/family.h"
 
-namespace sfsdp::kernels {
+namespace sfsdp::kernels::sum_squares_test {
 
 TEST_CASE("sum of squares: that of long double, the same bits on every family of processors, from any address") {
   std::mt19937 random(5);
@@ -53,4 +53,4 @@ TEST_CASE("sum of squares: squares that float32 cannot hold, infinities and nans
   }
 }
 
-}  // namespace sfsdp::kernels
+}  // namespace sfsdp::kernels::sum_squares_test

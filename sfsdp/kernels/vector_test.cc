@@ -15,7 +15,7 @@
 
 #include "sfsdp/kernels/family.h"
 
-namespace sfsdp::kernels {
+namespace sfsdp::kernels::vector_test {
 namespace {
 
 // Every stride-th float32 whose size is between two numbers, of one sign.
@@ -127,4 +127,4 @@ TEST_CASE("sigmoid is float64's to 2 units of the last place, below 0 to 3, over
 }
 
 }  // namespace
-}  // namespace sfsdp::kernels
+}  // namespace sfsdp::kernels::vector_test

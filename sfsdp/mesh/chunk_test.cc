@@ -5,7 +5,7 @@
 
 #include <vector>
 
-namespace sfsdp {
+namespace sfsdp::chunk_test {
 
 namespace {
 
@@ -54,4 +54,4 @@ TEST_CASE("an index outside the world is an internal error") {
   CHECK_THROWS_AS(chunk_of(4, 0, 0), InternalError);
 }
 
-}  // namespace sfsdp
+}  // namespace sfsdp::chunk_test

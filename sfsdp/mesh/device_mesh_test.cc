@@ -8,7 +8,7 @@
 
 #include "sfsdp/base/error.h"
 
-namespace sfsdp {
+namespace sfsdp::device_mesh_test {
 
 namespace {
 
@@ -106,4 +106,4 @@ TEST_CASE("a bad axis is refused, with its name and what to do") {
   CHECK_THROWS_WITH_AS(hybrid().coordinate(12), doctest::Contains("expected 0 to 11"), UserError);
 }
 
-}  // namespace sfsdp
+}  // namespace sfsdp::device_mesh_test

@@ -7,7 +7,7 @@
 
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::step {
+namespace sfsdp::step::expert_loads_test {
 namespace {
 
 TEST_CASE(
@@ -54,4 +54,4 @@ fwd:
 }
 
 }  // namespace
-}  // namespace sfsdp::step
+}  // namespace sfsdp::step::expert_loads_test

@@ -9,7 +9,7 @@
 
 #include "sfsdp/base/error.h"
 
-namespace sfsdp {
+namespace sfsdp::optimizer_test {
 namespace {
 
 // "AdamW::lr = -1", or "" where nothing is refused.
@@ -47,4 +47,4 @@ TEST_CASE("what would train nonsense is refused by the field's name") {
 }
 
 }  // namespace
-}  // namespace sfsdp
+}  // namespace sfsdp::optimizer_test

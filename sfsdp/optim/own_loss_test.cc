@@ -7,7 +7,7 @@
 
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::step {
+namespace sfsdp::step::own_loss_test {
 
 TEST_CASE("a rank's own mean is its share of the sum, times the ranks") {
   for (const std::string reduction : {"%loss = all_reduce %share axis=dp : f32[]",
@@ -53,4 +53,4 @@ TEST_CASE("one rank's own loss is the loss") {
   CHECK(own_loss(graph, 1).factor == 1);
 }
 
-}  // namespace sfsdp::step
+}  // namespace sfsdp::step::own_loss_test

@@ -9,7 +9,7 @@
 
 #include "sfsdp/base/error.h"
 
-namespace sfsdp {
+namespace sfsdp::param_groups_test {
 namespace {
 
 TEST_CASE("a pattern is of the whole path: * is any text, ? one character, all else itself") {
@@ -89,4 +89,4 @@ TEST_CASE("a number that no parameter takes, as groups before it have another, i
 }
 
 }  // namespace
-}  // namespace sfsdp
+}  // namespace sfsdp::param_groups_test

@@ -10,7 +10,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::parallel {
+namespace sfsdp::parallel::batch_order_test {
 namespace {
 
 // Draws stand on stream 0. `ops`: after `%x`, of `rows` rows of 3 · 4, in which `row(k)` is the text of k times the rows.
@@ -93,4 +93,4 @@ TEST_CASE("order_draws: what cannot be told is said with the op") {
 }
 
 }  // namespace
-}  // namespace sfsdp::parallel
+}  // namespace sfsdp::parallel::batch_order_test

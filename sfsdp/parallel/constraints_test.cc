@@ -16,7 +16,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/same_meaning.h"
 
-namespace sfsdp::parallel {
+namespace sfsdp::parallel::constraints_test {
 namespace {
 
 // Two products with a square between them, the sum of squares of what they give, and what autograd makes of it. A table of numbers
@@ -135,4 +135,4 @@ TEST_CASE("constrain: an op that cannot be cut is named with the constraint that
 }
 
 }  // namespace
-}  // namespace sfsdp::parallel
+}  // namespace sfsdp::parallel::constraints_test

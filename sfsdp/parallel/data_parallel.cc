@@ -12,11 +12,12 @@
 #include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/index.h"
 #include "sfsdp/mesh/model_axis.h"
+#include "sfsdp/parallel/placement_kinds.h"
 
 namespace sfsdp {
 namespace {
 
-constexpr ir::Placement kWhole = ir::Placement::replicate(), kShard = ir::Placement::shard(0);
+constexpr ir::Placement kShard = ir::Placement::shard(0);
 
 AxisList above_one(const DeviceMesh& mesh, const AxisList& names) {
   AxisList axes;
@@ -44,8 +45,10 @@ AxisList Strategy::token_axes() const { return above_one(mesh, {"ep", "cp"}); }
 AxisList Strategy::tensor_axes() const { return above_one(mesh, {"tp"}); }
 
 ZeroPlacements zero_placements(int64_t stage) {
-  constexpr std::array<ZeroPlacements, 4> kStages = {
-      {{kWhole, kWhole, kWhole}, {kWhole, kWhole, kShard}, {kWhole, kShard, kShard}, {kShard, kShard, kShard}}};
+  constexpr std::array<ZeroPlacements, 4> kStages = {{{parallel::kWhole, parallel::kWhole, parallel::kWhole},
+                                                      {parallel::kWhole, parallel::kWhole, kShard},
+                                                      {parallel::kWhole, kShard, kShard},
+                                                      {kShard, kShard, kShard}}};
   if (stage < 0 || stage >= static_cast<int64_t>(kStages.size()))
     throw UserError(concat("data_parallel: DataParallelOptions::zero_stage = ", stage, "\n  expected 0, 1, 2 or 3"));
   return kStages[static_cast<size_t>(stage)];

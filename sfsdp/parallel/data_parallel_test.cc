@@ -11,7 +11,7 @@
 #include "sfsdp/ir/verifier.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp {
+namespace sfsdp::data_parallel_test {
 namespace {
 
 // A captured step of a weight of 3 rows, which two ranks pad, and of a frozen one.
@@ -240,4 +240,4 @@ TEST_CASE("an unknown ZeRO stage is named") {
 }
 
 }  // namespace
-}  // namespace sfsdp
+}  // namespace sfsdp::data_parallel_test

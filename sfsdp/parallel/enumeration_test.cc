@@ -21,15 +21,15 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/parallel/op_cuts.h"
 #include "sfsdp/parallel/partition.h"
+#include "sfsdp/parallel/placement_kinds.h"
 #include "sfsdp/parallel/redistribute.h"
 #include "sfsdp/plan/verify/layouts.h"
 
-namespace sfsdp::parallel {
+namespace sfsdp::parallel::enumeration_test {
 namespace {
 
 using ir::Op, ir::Placement, ir::Value;
 
-constexpr Placement kWhole = Placement::replicate(), kSum = Placement::partial(ir::ReduceOp::Sum);
 constexpr int64_t kRanks = 2;
 using Cuts = std::map<std::string, int64_t>;
 
@@ -348,4 +348,4 @@ TEST_CASE("partition against the best placements of 200 random steps: none sends
 }
 
 }  // namespace
-}  // namespace sfsdp::parallel
+}  // namespace sfsdp::parallel::enumeration_test

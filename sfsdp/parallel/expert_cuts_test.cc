@@ -22,7 +22,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/same_meaning.h"
 
-namespace sfsdp::parallel {
+namespace sfsdp::parallel::expert_cuts_test {
 namespace {
 
 // Rows in the order of the experts, of which the second has none and ENDS says where each ends; what they give is added to the tokens.
@@ -288,4 +288,4 @@ TEST_CASE("partition over ep: an op that reads the weights of all experts is ref
 }
 
 }  // namespace
-}  // namespace sfsdp::parallel
+}  // namespace sfsdp::parallel::expert_cuts_test

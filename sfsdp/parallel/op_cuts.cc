@@ -9,13 +9,12 @@
 #include "sfsdp/ir/access.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/ranges.h"
+#include "sfsdp/parallel/placement_kinds.h"
 
 namespace sfsdp::parallel {
 namespace {
 
 using ir::ClauseParts, ir::FactorPart, ir::Op, ir::Placement;
-
-constexpr Placement kWhole = Placement::replicate(), kSum = Placement::partial(ir::ReduceOp::Sum);
 
 OpCut like_first(const Op& op, const Placement& operand, const Placement& result) {
   OpCut cut{.operands = std::vector<std::optional<Placement>>(op.operands.size()),

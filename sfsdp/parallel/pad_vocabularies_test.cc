@@ -18,7 +18,7 @@
 #include "sfsdp/testing/layout_mutants.h"
 #include "sfsdp/testing/same_meaning.h"
 
-namespace sfsdp::parallel {
+namespace sfsdp::parallel::pad_vocabularies_test {
 namespace {
 
 std::string with(std::string text, const std::string& from, const std::string& to) {
@@ -206,4 +206,4 @@ TEST_CASE(
 }
 
 }  // namespace
-}  // namespace sfsdp::parallel
+}  // namespace sfsdp::parallel::pad_vocabularies_test

@@ -22,6 +22,7 @@
 #include "sfsdp/parallel/made_again.h"
 #include "sfsdp/parallel/op_cuts.h"
 #include "sfsdp/parallel/pad_vocabularies.h"
+#include "sfsdp/parallel/placement_kinds.h"
 #include "sfsdp/parallel/redistribute.h"
 #include "sfsdp/parallel/refusals.h"
 #include "sfsdp/parallel/ring_attention.h"
@@ -35,11 +36,7 @@ namespace {
 
 using ir::Graph, ir::Op, ir::Placement, ir::Value;
 
-constexpr Placement kWhole = Placement::replicate(), kSum = Placement::partial(ir::ReduceOp::Sum);
 constexpr double kImpossible = std::numeric_limits<double>::infinity();
-
-bool is_cut(const Placement& placement) { return placement.kind == Placement::Kind::Shard; }
-bool is_rows(const Placement& placement) { return placement.kind == Placement::Kind::Rows; }
 
 class Partitioner {
  public:

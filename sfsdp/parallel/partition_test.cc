@@ -21,7 +21,7 @@
 #include "sfsdp/testing/same_meaning.h"
 #include "sfsdp/testing/sentences.h"
 
-namespace sfsdp::parallel {
+namespace sfsdp::parallel::partition_test {
 namespace {
 
 using testing::kSentences;
@@ -491,4 +491,4 @@ TEST_CASE("partition: heads that the ranks do not divide are refused by name, wi
 }
 
 }  // namespace
-}  // namespace sfsdp::parallel
+}  // namespace sfsdp::parallel::partition_test

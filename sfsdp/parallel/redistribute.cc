@@ -12,6 +12,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/sequence_order.h"
 #include "sfsdp/ir/view_geometry.h"
+#include "sfsdp/parallel/placement_kinds.h"
 
 namespace sfsdp::parallel {
 namespace {
@@ -19,11 +20,6 @@ namespace {
 using ir::Dim, ir::Placement, ir::Type, ir::Value;
 using Shape = std::vector<int64_t>;
 using Dims = std::vector<Dim>;
-
-constexpr Placement kWhole = Placement::replicate(), kSum = Placement::partial(ir::ReduceOp::Sum);
-
-bool is_cut(const Placement& placement) { return placement.kind == Placement::Kind::Shard; }
-bool is_rows(const Placement& placement) { return placement.kind == Placement::Kind::Rows; }
 
 // The dimensions in the order in which they lie in memory, with or without gaps; nullopt: as they are written, or repeated.
 std::optional<Shape> memory_order(const Type& type) {

@@ -8,6 +8,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/parallel/placement_kinds.h"
 #include "sfsdp/parallel/redistribute.h"
 
 namespace sfsdp::parallel {
@@ -15,7 +16,7 @@ namespace {
 
 using ir::Op, ir::Placement, ir::Value;
 
-constexpr Placement kWhole = Placement::replicate(), kOwn = Placement::shard(2);  // [B, heads, S, width]
+constexpr Placement kOwn = Placement::shard(2);  // [B, heads, S, width]
 
 // Where forward and backward have what they read.
 struct Operands {

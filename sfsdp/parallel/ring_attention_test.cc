@@ -23,7 +23,7 @@
 #include "sfsdp/testing/interp/interpreter.h"
 #include "sfsdp/testing/sentences.h"
 
-namespace sfsdp::parallel {
+namespace sfsdp::parallel::ring_attention_test {
 namespace {
 
 using ir::interp::Array;
@@ -207,4 +207,4 @@ TEST_CASE("attention that cannot go round is refused, with the cure") {
 }
 
 }  // namespace
-}  // namespace sfsdp::parallel
+}  // namespace sfsdp::parallel::ring_attention_test

@@ -11,6 +11,7 @@
 #include "sfsdp/ir/canonical/decompose.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/parallel/made_again.h"
+#include "sfsdp/parallel/placement_kinds.h"
 #include "sfsdp/parallel/redistribute.h"
 #include "sfsdp/parallel/vocabulary_cuts.h"
 
@@ -19,12 +20,9 @@ namespace {
 
 using ir::Op, ir::Placement, ir::Value;
 
-constexpr Placement kWhole = Placement::replicate(), kSum = Placement::partial(ir::ReduceOp::Sum);
 constexpr double kImpossible = std::numeric_limits<double>::infinity();
 constexpr size_t kFar = 48;  // ops that a trial goes on for: what leads further apart is no choice of one op
 constexpr int kAlike = 6;    // ops around that like ops have alike
-
-bool is_cut(const Placement& placement) { return placement.kind == Placement::Kind::Shard; }
 
 bool is_product(const Op& op) {
   const ir::OpRow* row = op.opcode.row();

@@ -18,7 +18,7 @@
 #include "sfsdp/testing/layout_mutants.h"
 #include "sfsdp/testing/same_meaning.h"
 
-namespace sfsdp::parallel {
+namespace sfsdp::parallel::separate_blocks_test {
 namespace {
 
 // w2(gate · up) of one matrix that makes both, the sum of its squares, and what autograd makes of them.
@@ -325,4 +325,4 @@ TEST_CASE("separate_blocks: blocks that are not those of the model, or of the ra
 }
 
 }  // namespace
-}  // namespace sfsdp::parallel
+}  // namespace sfsdp::parallel::separate_blocks_test

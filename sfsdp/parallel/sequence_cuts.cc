@@ -8,13 +8,13 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/parallel/nearest_degree.h"
+#include "sfsdp/parallel/placement_kinds.h"
 
 namespace sfsdp::parallel {
 namespace {
 
 using ir::Op, ir::Placement;
 
-constexpr Placement kWhole = Placement::replicate(), kSum = Placement::partial(ir::ReduceOp::Sum);
 constexpr int64_t kEach = 0, kMean = 1, kTotal = 2;  // reduction= of a loss
 
 bool is_loss(const Op& op) { return op.is("cross_entropy", "cross_entropy_of_parts"); }

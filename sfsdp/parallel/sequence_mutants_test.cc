@@ -19,7 +19,7 @@
 #include "sfsdp/testing/interp/interpreter.h"
 #include "sfsdp/testing/sentences.h"
 
-namespace sfsdp::parallel {
+namespace sfsdp::parallel::sequence_mutants_test {
 namespace {
 
 using ir::interp::Array;
@@ -115,4 +115,4 @@ TEST_CASE("a step over parts of the sequence that is wrong in one place is refus
 }
 
 }  // namespace
-}  // namespace sfsdp::parallel
+}  // namespace sfsdp::parallel::sequence_mutants_test

@@ -8,7 +8,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/parallel/data_parallel.h"
 
-namespace sfsdp::parallel {
+namespace sfsdp::parallel::tensor_parallel_test {
 namespace {
 
 TEST_CASE("tensor_parallel: a pattern names a parameter or its module; alternatives share what stands before them") {
@@ -82,4 +82,4 @@ TEST_CASE("tensor_parallel: the degree that a refusal names is one that the mesh
 }
 
 }  // namespace
-}  // namespace sfsdp::parallel
+}  // namespace sfsdp::parallel::tensor_parallel_test

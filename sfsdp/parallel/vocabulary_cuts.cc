@@ -3,14 +3,13 @@
 
 #include <string>
 
+#include "sfsdp/parallel/placement_kinds.h"
 #include "sfsdp/parallel/redistribute.h"
 
 namespace sfsdp::parallel {
 namespace {
 
 using ir::Op, ir::Placement, ir::Type, ir::Value;
-
-constexpr Placement kWhole = Placement::replicate(), kSum = Placement::partial(ir::ReduceOp::Sum);
 
 // All operands whole but the one that is cut.
 VocabularyCut cut(const Op& op, int operand, const Placement& lies, const Placement& result, bool only) {

@@ -11,7 +11,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/sharded_step.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::micro_batches_test {
 namespace {
 
 using testing::Agreement;
@@ -82,4 +82,4 @@ TEST_CASE("micro-batches: a sum that is lost shows from the second one on") {
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::micro_batches_test

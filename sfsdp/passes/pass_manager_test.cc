@@ -9,7 +9,7 @@
 #include "sfsdp/passes/registry.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::pass_manager_test {
 namespace {
 
 ir::Graph small() {
@@ -149,4 +149,4 @@ TEST_CASE("check_same_meaning sees one wrong rank, output or carried value") {
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::pass_manager_test

@@ -12,7 +12,7 @@
 #include "sfsdp/testing/source_dir.h"
 #include "sfsdp/tune/simulated.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::pass_report_test {
 namespace {
 
 ir::Graph two_gathers() {
@@ -53,4 +53,4 @@ TEST_CASE("on a machine reports say what the step takes before and after each pa
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::pass_report_test

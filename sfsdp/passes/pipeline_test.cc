@@ -11,7 +11,7 @@
 #include "sfsdp/passes/registry.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::pipeline_test {
 namespace {
 
 using Place = ExtraPass::Place;
@@ -193,4 +193,4 @@ TEST_CASE("loss in chunks, then remat: what only backward reads is not left in f
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::pipeline_test

@@ -11,7 +11,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/sharded_step.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::preconditions_test {
 namespace {
 
 ir::Graph read(const std::string& text) {
@@ -238,4 +238,4 @@ clip:
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::preconditions_test

@@ -12,7 +12,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::print_ir_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -91,4 +91,4 @@ TEST_CASE("print_ir names a file that cannot be written") {
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::print_ir_test

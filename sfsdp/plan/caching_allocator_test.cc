@@ -6,7 +6,7 @@
 #include <array>
 #include <vector>
 
-namespace sfsdp::plan {
+namespace sfsdp::plan::caching_allocator_test {
 namespace {
 
 using Segments = CachingAllocator::Segments;
@@ -208,4 +208,4 @@ TEST_CASE("caching allocator: a room that is never full changes nothing, one tha
 }
 
 }  // namespace
-}  // namespace sfsdp::plan
+}  // namespace sfsdp::plan::caching_allocator_test

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <random>
 
-namespace sfsdp::plan {
+namespace sfsdp::plan::common_runs_test {
 namespace {
 
 // The place in the whole tensor of each element of a box, in the box's order: an odometer, element by element.
@@ -97,4 +97,4 @@ TEST_CASE("a box as text") {
   CHECK(whole_box({}).flat == Chunk{0, 1});
 }
 
-}  // namespace sfsdp::plan
+}  // namespace sfsdp::plan::common_runs_test

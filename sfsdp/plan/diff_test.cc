@@ -9,7 +9,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::plan {
+namespace sfsdp::plan::diff_test {
 namespace {
 
 const char* const kText = R"(graph mesh [dp_shard=2] view local
@@ -100,4 +100,4 @@ TEST_CASE("plan diff: what names do not say is shown by line") {
 }
 
 }  // namespace
-}  // namespace sfsdp::plan
+}  // namespace sfsdp::plan::diff_test

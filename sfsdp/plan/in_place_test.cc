@@ -10,7 +10,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::plan {
+namespace sfsdp::plan::in_place_test {
 namespace {
 
 struct Case {
@@ -77,4 +77,4 @@ TEST_CASE("a result that lies over an operand needs no reason") {
 }
 
 }  // namespace
-}  // namespace sfsdp::plan
+}  // namespace sfsdp::plan::in_place_test

@@ -11,7 +11,7 @@
 #include "sfsdp/plan/verify/verify_plan.h"
 #include "sfsdp/testing/random_graph.h"
 
-namespace sfsdp::plan {
+namespace sfsdp::plan::lanes_test {
 namespace {
 
 // "c0>s1": a collective of the dp_shard lane begins after a kernel; r: the dp_replicate lane.
@@ -124,4 +124,4 @@ TEST_CASE("edges: programs of random graphs have no hazards, and have some witho
 }
 
 }  // namespace
-}  // namespace sfsdp::plan
+}  // namespace sfsdp::plan::lanes_test

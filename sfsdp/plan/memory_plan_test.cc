@@ -9,7 +9,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/testing/random_graph.h"
 
-namespace sfsdp::plan {
+namespace sfsdp::plan::memory_plan_test {
 namespace {
 
 constexpr const char* kText = R"(
@@ -210,4 +210,4 @@ TEST_CASE("memory plan: random graphs never overlap; a broken plan is found") {
 }
 
 }  // namespace
-}  // namespace sfsdp::plan
+}  // namespace sfsdp::plan::memory_plan_test

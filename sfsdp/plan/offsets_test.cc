@@ -8,7 +8,7 @@
 #include <numeric>
 #include <random>
 
-namespace sfsdp::plan {
+namespace sfsdp::plan::offsets_test {
 namespace {
 
 Buffer buffer(int64_t bytes, int64_t first, int64_t last) {
@@ -154,4 +154,4 @@ TEST_CASE("offsets: a full rectangle that was cut to pieces is put together agai
 }
 
 }  // namespace
-}  // namespace sfsdp::plan
+}  // namespace sfsdp::plan::offsets_test

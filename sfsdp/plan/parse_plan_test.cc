@@ -12,7 +12,7 @@
 #include "sfsdp/plan/step_plan.h"
 #include "sfsdp/testing/source_dir.h"
 
-namespace sfsdp::plan {
+namespace sfsdp::plan::parse_plan_test {
 namespace {
 
 // The plan of a block of Llama under HSDP 2 x 2.
@@ -94,4 +94,4 @@ TEST_CASE("plan texts with numbers beyond any machine are refused") {
 }
 
 }  // namespace
-}  // namespace sfsdp::plan
+}  // namespace sfsdp::plan::parse_plan_test

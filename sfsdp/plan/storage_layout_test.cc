@@ -16,7 +16,7 @@
 #include "sfsdp/plan/verify/state_addresses.h"
 #include "sfsdp/testing/sharded_step.h"
 
-namespace sfsdp::plan {
+namespace sfsdp::plan::storage_layout_test {
 namespace {
 
 // Tensor parallelism within data parallelism: a flat buffer of parameters that tp cuts unevenly, a table whose rows dp_shard cuts by a
@@ -304,4 +304,4 @@ TEST_CASE("storage layout: the first graph decides it, a later one is planned ag
   }
 }
 
-}  // namespace sfsdp::plan
+}  // namespace sfsdp::plan::storage_layout_test

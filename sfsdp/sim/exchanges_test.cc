@@ -17,7 +17,7 @@
 #include "sfsdp/sim/simulate.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::sim {
+namespace sfsdp::sim::exchanges_test {
 namespace {
 
 // A mixture with a shared expert of two products, which no token waits for.
@@ -101,4 +101,4 @@ TEST_CASE("simulation: room for less than an even share would need rounds that n
 }
 
 }  // namespace
-}  // namespace sfsdp::sim
+}  // namespace sfsdp::sim::exchanges_test

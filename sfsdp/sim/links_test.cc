@@ -9,7 +9,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/sim/simulate.h"
 
-namespace sfsdp::sim {
+namespace sfsdp::sim::links_test {
 namespace {
 
 TEST_CASE("links: transfers of one rank on one link share it; on two links they do not") {
@@ -118,4 +118,4 @@ TEST_CASE("simulate: a straggler holds up its own groups") {
 }
 
 }  // namespace
-}  // namespace sfsdp::sim
+}  // namespace sfsdp::sim::links_test

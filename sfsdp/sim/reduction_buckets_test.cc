@@ -6,7 +6,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/sim/simulate.h"
 
-namespace sfsdp::sim {
+namespace sfsdp::sim::reduction_buckets_test {
 namespace {
 
 // Three gradients of 1,000, 500 and 500 elements.
@@ -73,4 +73,4 @@ TEST_CASE("reduction buckets: a step has as many latencies as buckets, and all o
 }
 
 }  // namespace
-}  // namespace sfsdp::sim
+}  // namespace sfsdp::sim::reduction_buckets_test

@@ -13,7 +13,7 @@
 #include "sfsdp/sim/simulate.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::sim {
+namespace sfsdp::sim::ring_attention_test {
 namespace {
 
 constexpr int64_t kRanks = 8;
@@ -87,4 +87,4 @@ TEST_CASE("plan: a ring never has the keys and values of all ranks, nor their gr
 }
 
 }  // namespace
-}  // namespace sfsdp::sim
+}  // namespace sfsdp::sim::ring_attention_test

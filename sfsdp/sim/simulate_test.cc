@@ -10,7 +10,7 @@
 #include "sfsdp/plan/step_plan.h"
 #include "sfsdp/sim/report/trace.h"
 
-namespace sfsdp::sim {
+namespace sfsdp::sim::simulate_test {
 namespace {
 
 // Round numbers: 1 flop/s of products, 1 byte/s of memory and links, no latency.
@@ -336,4 +336,4 @@ TEST_CASE("chrome trace: a row per lane, microseconds") {
 }
 
 }  // namespace
-}  // namespace sfsdp::sim
+}  // namespace sfsdp::sim::simulate_test

@@ -16,7 +16,7 @@
 #include "sfsdp/plan/verify/kernels.h"
 #include "sfsdp/plan/verify/verify_plan.h"
 
-namespace sfsdp::testing {
+namespace sfsdp::testing::any_ops_test {
 namespace {
 
 TEST_CASE("any ops: programs verify, and hold every row that computes, and ops without a row") {
@@ -111,4 +111,4 @@ TEST_CASE("any ops: kernels can exist, and plans are sound, in place too") {
 }
 
 }  // namespace
-}  // namespace sfsdp::testing
+}  // namespace sfsdp::testing::any_ops_test

@@ -92,7 +92,7 @@ Tensor joined(const Tensors& parts, const Placement& placement) {
   return at::cat(in_blocks, placement.dim + 1).flatten(placement.dim, placement.dim + 1);
 }
 
-Tensors clones(const Tensors& tensors) {
+Tensors copies_of(const Tensors& tensors) {
   Tensors made;
   for (const Tensor& tensor : tensors) made.push_back(tensor.defined() ? tensor.clone() : tensor);
   return made;
@@ -120,7 +120,7 @@ void CutProof::prove(const ir::Op& op, const Tensors& operands, const Run& run) 
   for (const Tensor& operand : operands) doubles.push_back(widened(operand));
   Tensors whole;
   try {
-    whole = run(*wide.ops().back(), clones(doubles));
+    whole = run(*wide.ops().back(), copies_of(doubles));
   } catch (const std::exception&) {
     return;  // no kernel of doubles
   }
@@ -156,7 +156,7 @@ void CutProof::cut(const ir::Op& op, const parallel::OpCut& way, int64_t ranks, 
       Tensors parts;
       for (size_t k = 0; k < operands.size(); ++k)
         parts.push_back(part_of(operands[k], way.operands[k], local.operands[k], ranks, rank));
-      made.push_back(run(local, clones(parts)));
+      made.push_back(run(local, copies_of(parts)));
     }
   } catch (const UserError&) {  // gaps in memory; what is refused is not claimed
     return;
@@ -188,7 +188,7 @@ void CutProof::tear(const ir::Op& op, const std::vector<size_t>& group, const Te
     first[k] = at::randn_like(operands[k]);
     second[k] = operands[k] - first[k];
   }
-  const Tensors a = run(op, clones(first)), b = run(op, clones(second));
+  const Tensors a = run(op, copies_of(first)), b = run(op, copies_of(second));
   ++groups_[op.opcode];
   for (size_t r = 0; r < whole.size(); ++r) {
     if (!whole[r].defined() || !(whole[r].is_floating_point() || whole[r].is_complex())) continue;

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <set>
 
-namespace sfsdp::testing {
+namespace sfsdp::testing::fuzz_ir_test {
 namespace {
 
 uint64_t number_from(const char* variable, uint64_t fallback) {
@@ -32,4 +32,4 @@ TEST_CASE("fuzz: whatever parser and verifier let through is handled, or refused
 }
 
 }  // namespace
-}  // namespace sfsdp::testing
+}  // namespace sfsdp::testing::fuzz_ir_test

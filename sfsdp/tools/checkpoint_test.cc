@@ -15,7 +15,7 @@
 #include "sfsdp/train/checkpoint/store.h"
 #include "sfsdp/train/weights/safetensors.h"
 
-namespace sfsdp::tools {
+namespace sfsdp::tools::checkpoint_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -247,4 +247,4 @@ TEST_CASE("checkpoint refuses what it does not know") {
   CHECK(run({}).status == 2);
 }
 
-}  // namespace sfsdp::tools
+}  // namespace sfsdp::tools::checkpoint_test

@@ -7,7 +7,7 @@
 
 #include "sfsdp/base/check.h"
 
-namespace sfsdp::tools {
+namespace sfsdp::tools::commands_test {
 namespace {
 
 struct Result {
@@ -158,4 +158,4 @@ TEST_CASE("what a command throws is an error with a prefix; status 2 where the u
 }
 
 }  // namespace
-}  // namespace sfsdp::tools
+}  // namespace sfsdp::tools::commands_test

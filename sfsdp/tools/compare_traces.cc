@@ -27,7 +27,7 @@ std::string text_of(const JsonValue* value) {
   const auto* text = value ? value->as<std::string>() : nullptr;
   return text ? *text : "";
 }
-std::optional<double> number_of(const JsonValue* value) {
+std::optional<double> number_in(const JsonValue* value) {
   if (!value) return std::nullopt;
   if (const auto* n = value->as<uint64_t>()) return static_cast<double>(*n);
   if (const auto* n = value->as<int64_t>()) return static_cast<double>(*n);
@@ -74,7 +74,7 @@ TraceTimes times_of_trace(std::string_view json, const std::string& file) {
   std::map<uint64_t, std::string> lanes;
   for (const JsonValue& event : *events)
     if (text_of(event.find("name")) == "thread_name")
-      if (const auto tid = number_of(event.find("tid"))) {
+      if (const auto tid = number_in(event.find("tid"))) {
         const JsonValue* args = event.find("args");
         lanes[static_cast<uint64_t>(*tid)] = args ? text_of(args->find("name")) : "";
       }
@@ -87,7 +87,7 @@ TraceTimes times_of_trace(std::string_view json, const std::string& file) {
   TraceTimes times;
   int64_t steps = 0;
   for (const JsonValue& event : *events) {
-    const auto tid = number_of(event.find("tid")), us = number_of(event.find("dur"));
+    const auto tid = number_in(event.find("tid")), us = number_in(event.find("dur"));
     if (text_of(event.find("ph")) != "X" || !tid || !us) continue;
     const std::string name = text_of(event.find("name")), section = text_of(event.find("cat"));
     const JsonValue* args = event.find("args");

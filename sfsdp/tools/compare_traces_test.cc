@@ -8,7 +8,7 @@
 
 #include "sfsdp/base/error.h"
 
-namespace sfsdp::tools {
+namespace sfsdp::tools::compare_traces_test {
 namespace {
 
 const std::string kPredicted = R"({"traceEvents":[
@@ -69,4 +69,4 @@ TEST_CASE("what is no trace of a step is refused") {
 }
 
 }  // namespace
-}  // namespace sfsdp::tools
+}  // namespace sfsdp::tools::compare_traces_test

@@ -10,7 +10,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/tools/simulate_step.h"
 
-namespace sfsdp::tools {
+namespace sfsdp::tools::deepspeed_test {
 namespace {
 
 const char* const kParams = R"(
@@ -59,4 +59,4 @@ TEST_CASE("deepspeed: the documentation's sizes, or those that are given; stage 
 }
 
 }  // namespace
-}  // namespace sfsdp::tools
+}  // namespace sfsdp::tools::deepspeed_test

@@ -10,7 +10,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/sentences.h"
 
-namespace sfsdp::tools {
+namespace sfsdp::tools::explain_partition_test {
 namespace {
 
 std::string explained(RotateMethod method, const std::string& machine) {
@@ -33,4 +33,4 @@ TEST_CASE("explain: what attention exchanges over cp, with the times of the alte
 }
 
 }  // namespace
-}  // namespace sfsdp::tools
+}  // namespace sfsdp::tools::explain_partition_test

@@ -12,7 +12,7 @@
 #include "sfsdp/tools/commands.h"
 #include "sfsdp/tools/plan_file.h"
 
-namespace sfsdp::tools {
+namespace sfsdp::tools::explain_plan_test {
 namespace {
 
 const char* const kText = R"(graph mesh [dp_shard=1] view local
@@ -95,4 +95,4 @@ TEST_CASE("plan --diff: 0 for one plan twice, 1 for two, 2 where one cannot be r
 }
 
 }  // namespace
-}  // namespace sfsdp::tools
+}  // namespace sfsdp::tools::explain_plan_test

@@ -23,7 +23,7 @@
 #include "sfsdp/testing/one_core.h"
 #include "sfsdp/testing/temporary_folder.h"
 
-namespace sfsdp::tools {
+namespace sfsdp::tools::launch_test {
 namespace {
 
 constexpr double kAtOnce = 20;  // seconds, of the 60 that ranks sleep here: a busy machine may hold up any process
@@ -384,4 +384,4 @@ TEST_CASE("launch: wrong arguments are refused with what was expected and got") 
 }
 
 }  // namespace
-}  // namespace sfsdp::tools
+}  // namespace sfsdp::tools::launch_test

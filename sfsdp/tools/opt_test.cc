@@ -10,7 +10,7 @@
 #include "sfsdp/testing/source_dir.h"
 #include "sfsdp/tools/commands.h"
 
-namespace sfsdp::tools {
+namespace sfsdp::tools::opt_test {
 namespace {
 
 struct Run {
@@ -132,4 +132,4 @@ TEST_CASE("opt explains itself") {
 }
 
 }  // namespace
-}  // namespace sfsdp::tools
+}  // namespace sfsdp::tools::opt_test

@@ -8,7 +8,7 @@
 
 #include "sfsdp/base/error.h"
 
-namespace sfsdp::tools {
+namespace sfsdp::tools::search_space_test {
 namespace {
 
 train::JobConfig batch_of(int64_t local, int64_t global) {
@@ -85,4 +85,4 @@ TEST_CASE("search_space: with ep as many sequences a rank, on shards that it div
 }
 
 }  // namespace
-}  // namespace sfsdp::tools
+}  // namespace sfsdp::tools::search_space_test

@@ -12,7 +12,7 @@
 #include "sfsdp/cost/device_memory.h"
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::tools {
+namespace sfsdp::tools::simulate_step_test {
 namespace {
 
 constexpr int64_t kMiB = 1 << 20;
@@ -116,4 +116,4 @@ TEST_CASE("simulate: retries of a full allocator are in the step where the reser
 }
 
 }  // namespace
-}  // namespace sfsdp::tools
+}  // namespace sfsdp::tools::simulate_step_test

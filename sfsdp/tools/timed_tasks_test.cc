@@ -11,7 +11,7 @@
 
 #include "sfsdp/testing.h"
 
-namespace sfsdp::tools {
+namespace sfsdp::tools::timed_tasks_test {
 namespace {
 
 const double kNever = std::nan("");
@@ -55,4 +55,4 @@ TEST_CASE("where ranks would wait for each other, what they run alone counts as 
 }
 
 }  // namespace
-}  // namespace sfsdp::tools
+}  // namespace sfsdp::tools::timed_tasks_test

@@ -8,7 +8,7 @@
 
 #include "sfsdp/base/error.h"
 
-namespace sfsdp::tools {
+namespace sfsdp::tools::tokenizer_test {
 namespace {
 
 const train::Tokenizer& tokenizer() {
@@ -67,4 +67,4 @@ TEST_CASE("tokenize: the progress line has share, tokens, speed and the time lef
 }
 
 }  // namespace
-}  // namespace sfsdp::tools
+}  // namespace sfsdp::tools::tokenizer_test

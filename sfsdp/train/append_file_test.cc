@@ -21,7 +21,7 @@
 #include "sfsdp/train/metrics_file.h"
 #include "sfsdp/train/run_log.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::append_file_test {
 namespace {
 
 std::string read_file(const std::string& path) {
@@ -142,4 +142,4 @@ TEST_CASE("append_file: a run goes on where its metrics find no room, says it on
   CHECK(out.str().ends_with("records of metrics are missing\n"));
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::append_file_test

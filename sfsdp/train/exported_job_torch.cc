@@ -29,20 +29,19 @@ namespace sfsdp::train {
 namespace {
 
 using exported::OutputValue;
-using exported::Program;
 
 [[noreturn]] void refuse(const std::string& what, const std::string& expected) {
   throw UserError(concat(what, "\n  expected ", expected));
 }
 
-std::vector<std::string> input_names(const Program& program) {
+std::vector<std::string> input_names(const exported::Program& program) {
   std::vector<std::string> names;
   for (const exported::InputTensor& input : program.inputs) names.push_back(input.name);
   return names;
 }
 
 // Which tensor of a sample each input of the archive is given: "input_ids=tokens". With dataset = tensors, that of its name.
-std::vector<std::string> parts_of(const JobConfig& config, const Program& program) {
+std::vector<std::string> parts_of(const JobConfig& config, const exported::Program& program) {
   const std::vector<std::string> names = input_names(program);
   std::map<std::string, std::string> given;
   for (const std::string& text : config.model.inputs) {
@@ -67,14 +66,14 @@ std::vector<std::string> parts_of(const JobConfig& config, const Program& progra
   return parts;
 }
 
-std::vector<std::string> output_names(const Program& program) {
+std::vector<std::string> output_names(const exported::Program& program) {
   std::vector<std::string> names;
   for (const OutputValue& output : program.outputs)
     if (output.kind == OutputValue::Kind::User) names.push_back(output.name);
   return names;
 }
 
-void expect_output(const Program& program, const std::string& name, const char* key) {
+void expect_output(const exported::Program& program, const std::string& name, const char* key) {
   const std::vector<std::string> names = output_names(program);
   if (std::ranges::find(names, name) == names.end())
     refuse(concat("model.", key, ": ", program.archive.path(), " has no output ", quote_safe(name)),
@@ -82,7 +81,7 @@ void expect_output(const Program& program, const std::string& name, const char* 
 }
 
 // The outputs that are one floating number.
-std::vector<std::string> scalar_outputs(const Program& program) {
+std::vector<std::string> scalar_outputs(const exported::Program& program) {
   std::vector<std::string> names;
   for (const OutputValue& output : program.outputs) {
     const auto* value = std::get_if<exported::ValueArgument>(&output.value);
@@ -93,7 +92,7 @@ std::vector<std::string> scalar_outputs(const Program& program) {
   return names;
 }
 
-std::string loss_output(const JobConfig& config, const Program& program) {
+std::string loss_output(const JobConfig& config, const exported::Program& program) {
   if (config.model.loss) return *config.model.loss;
   const std::vector<std::string> scalars = scalar_outputs(program);
   if (std::ranges::find(scalars, "loss") != scalars.end()) return "loss";
@@ -118,7 +117,7 @@ struct Objective {
   std::function<at::Tensor(const at::Tensor& output, const at::Tensor& targets)> compares;  // empty: it is the loss
 };
 
-Objective objective_of(const JobConfig& config, const Program& program) {
+Objective objective_of(const JobConfig& config, const exported::Program& program) {
   if (config.model.logits) return {*config.model.logits, "logits", models::cross_entropy};
   if (config.model.prediction) return {*config.model.prediction, "prediction", mean_squared_error};
   return {loss_output(config, program), "loss", {}};
@@ -173,7 +172,7 @@ void expect_positions(const JobConfig& config, const std::vector<std::string>& b
 }
 
 // Rows of the first embedding that reads an input of the batch; 0: there is none.
-int64_t vocabulary_of(const Program& program) {
+int64_t vocabulary_of(const exported::Program& program) {
   std::set<exported::Slot> ids;
   for (const exported::InputTensor& input : program.inputs) ids.insert(input.slot);
   for (const exported::Node& node : program.graph.nodes) {
@@ -194,7 +193,7 @@ int64_t vocabulary_of(const Program& program) {
 
 // A graph casts to the dtype that it was exported in wherever the model says so, and no flag changes that. A model in
 // bfloat16 is trained on parameters kept in float32, unless training.dtype asks for bfloat16 throughout.
-std::optional<ir::DType> stored_dtype(const JobConfig& config, const Program& program) {
+std::optional<ir::DType> stored_dtype(const JobConfig& config, const exported::Program& program) {
   std::set<std::string_view> dtypes;
   for (const exported::StateTensor& t : program.state)
     if (t.kind == exported::StateTensor::Kind::Parameter && ir::is_floating(t.dtype))
@@ -216,7 +215,7 @@ std::optional<ir::DType> stored_dtype(const JobConfig& config, const Program& pr
 }
 
 // Ids of a sample of the example that the model was exported with; 1 for a model without any.
-double tokens_of_sample(const Program& program) {
+double tokens_of_sample(const exported::Program& program) {
   double most = 1;
   for (const exported::InputTensor& input : program.inputs) {
     const exported::TensorMeta& meta = *program.graph.values[static_cast<size_t>(input.slot)].tensor;
@@ -230,7 +229,7 @@ double tokens_of_sample(const Program& program) {
 
 // 6 per parameter and token, or per parameter and ids of a sample, 4 if it is frozen; attention is not counted, as an archive
 // does not say what is.
-std::function<double(int64_t)> flops_of(const JobConfig& config, const Program& program,
+std::function<double(int64_t)> flops_of(const JobConfig& config, const exported::Program& program,
                                         const torch::nn::Module& module) {
   const MatrixElements matrices = matrix_elements(module);
   const double tokens = config.training.dataset == "tensors" ? tokens_of_sample(program) : 1;
@@ -238,7 +237,7 @@ std::function<double(int64_t)> flops_of(const JobConfig& config, const Program& 
 }
 
 // A parameter that is to be trained, yet read under torch.no_grad alone, would stay as it is without a word.
-void expect_gradients(const Program& program, const torch::nn::Module& module) {
+void expect_gradients(const exported::Program& program, const torch::nn::Module& module) {
   const auto parameters = module.named_parameters();
   std::vector<std::string> names;
   for (const size_t place : exported::parameters_without_grad(program)) {
@@ -259,7 +258,8 @@ std::span<std::byte> bytes_of(const at::Tensor& t) {
   return {static_cast<std::byte*>(t.mutable_data_ptr()), static_cast<size_t>(t.nbytes())};
 }
 
-void check_finite(const Program& program, const StoredTensor& stored, const plan::Box& box, const at::Tensor& mine) {
+void check_finite(const exported::Program& program, const StoredTensor& stored, const plan::Box& box,
+                  const at::Tensor& mine) {
   if (const auto first = first_not_finite(bytes_of(mine), capture::dtype_of(mine.scalar_type())))
     refuse(concat(program.archive.path(), ": ", stored.name,
                   " holds infinite values or no numbers, the first of them element ",
@@ -271,10 +271,10 @@ void check_finite(const Program& program, const StoredTensor& stored, const plan
 
 CompiledJob exported_job(const JobConfig& config) {
   CompiledJob job;
-  job.archive = std::make_shared<const Program>(exported::read_program(config.model.path));
-  std::shared_ptr<const Program> evaluation;
+  job.archive = std::make_shared<const exported::Program>(exported::read_program(config.model.path));
+  std::shared_ptr<const exported::Program> evaluation;
   if (config.model.eval_path)
-    evaluation = std::make_shared<const Program>(exported::read_program(*config.model.eval_path));
+    evaluation = std::make_shared<const exported::Program>(exported::read_program(*config.model.eval_path));
   const std::optional<ir::DType> stored = stored_dtype(config, *job.archive);
   job.model_name = "exported";
   job.batch = parts_of(config, *job.archive);
@@ -287,7 +287,7 @@ CompiledJob exported_job(const JobConfig& config) {
   expect_gradients(*job.archive, *module);
   job.checkpointed_blocks = exported::checkpointed_blocks(*job.archive);
   const Objective objective = objective_of(config, *job.archive);
-  for (const Program* program : {job.archive.get(), evaluation.get()})
+  for (const exported::Program* program : {job.archive.get(), evaluation.get()})
     if (program) expect_output(*program, objective.output, objective.key);
   const size_t inputs = job.batch.size();
   if (objective.compares) {
@@ -312,7 +312,7 @@ CompiledJob exported_job(const JobConfig& config) {
   return job;
 }
 
-std::vector<std::string> load_exported_weights(const Program& program, Step& step, bool adapters) {
+std::vector<std::string> load_exported_weights(const exported::Program& program, Step& step, bool adapters) {
   const auto start = std::chrono::steady_clock::now();
   std::map<std::string, const exported::StateTensor*> by_name;
   for (const exported::StateTensor& t : program.state) by_name.emplace(t.name, &t);

@@ -8,7 +8,7 @@
 
 #include "sfsdp/base/error.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::imagined_ranks_test {
 namespace {
 
 int64_t ranks_of(const std::map<std::string, std::string>& variables) {
@@ -40,4 +40,4 @@ TEST_CASE("fake_backend is one process: what a launcher starts beside it is refu
                        UserError);
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::imagined_ranks_test

@@ -10,7 +10,7 @@
 #include "sfsdp/train/data/token_file.h"
 #include "sfsdp/train/data/tokenizer/tokenizer.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::job_data_test {
 
 namespace {
 
@@ -205,4 +205,4 @@ TEST_CASE("validation is due after step 1, then every freq steps or freq_tokens 
   CHECK(due({.enable = true, .freq = 4, .freq_tokens = 30}).size() == 12);
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::job_data_test

@@ -9,7 +9,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::lr_schedule_test {
 
 namespace {
 
@@ -82,4 +82,4 @@ TEST_CASE("step 0 and an unknown decay are refused") {
   CHECK(parse_decay_type("cosine") == DecayType::Cosine);
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::lr_schedule_test

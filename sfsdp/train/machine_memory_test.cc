@@ -7,7 +7,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/testing/temporary_folder.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::machine_memory_test {
 namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30;
@@ -62,4 +62,4 @@ TEST_CASE("a plan above memory and swap is refused with the numbers, one above w
   CHECK(check_planned_memory(100 * kGiB, 1, {}).empty());  // a machine that says nothing refuses nothing
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::machine_memory_test

@@ -13,7 +13,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/testing/temporary_folder.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::metrics_file_test {
 namespace {
 
 std::string read_file(const std::string& path) {
@@ -123,4 +123,4 @@ TEST_CASE("a metrics file that is a link to a device without an end is refused, 
                          doctest::Contains("metrics.jsonl: is no regular file"), UserError);
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::metrics_file_test

@@ -6,7 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-namespace sfsdp::train {
+namespace sfsdp::train::metrics_test {
 
 namespace {
 
@@ -167,4 +167,4 @@ TEST_CASE("a duration is hours, minutes and seconds, with days from one on, roun
   CHECK(duration_text(kNan) == "?");
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::metrics_test

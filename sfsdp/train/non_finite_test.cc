@@ -11,7 +11,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::non_finite_test {
 namespace {
 
 constexpr const char* kStep = R"(graph mesh [dp_shard=2] view local
@@ -145,4 +145,4 @@ TEST_CASE("the cure is by what the op computes and reads") {
 }
 
 }  // namespace
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::non_finite_test

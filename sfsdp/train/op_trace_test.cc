@@ -12,7 +12,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/testing/temporary_folder.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::op_trace_test {
 namespace {
 
 // w: wait, u: warm-up, a: active, W: active and written.
@@ -170,4 +170,4 @@ TEST_CASE("a trace lies where TorchTitan's does; a folder that cannot be made is
 }
 
 }  // namespace
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::op_trace_test

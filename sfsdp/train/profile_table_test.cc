@@ -10,7 +10,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::profile_table_test {
 namespace {
 
 // One gathered weight in two linear maps, a softmax, its gradient summed over micro-batches, clipping and an update of sorts.
@@ -124,4 +124,4 @@ TEST_CASE("profile: one rank has no communication, and ten kernels are shown") {
 }
 
 }  // namespace
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::profile_table_test

@@ -5,7 +5,7 @@
 
 #include <sstream>
 
-namespace sfsdp::train {
+namespace sfsdp::train::progress_line_test {
 
 TEST_CASE("a progress line writes over itself, ten times a second at most, and goes before anything else") {
   std::ostringstream terminal;
@@ -42,4 +42,4 @@ TEST_CASE("a text as wide as the terminal is cut, so that it does not wrap") {
   CHECK(terminal.str() == "\r012345678\033[K");
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::progress_line_test

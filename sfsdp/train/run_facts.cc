@@ -19,7 +19,7 @@ namespace sfsdp::train {
 
 namespace {
 
-PlannedMemory split(const ir::Graph& executed, const plan::MemoryPlan& plan) {
+PlannedMemory split_memory(const ir::Graph& executed, const plan::MemoryPlan& plan) {
   const PlanSummary summary = summarise(executed);
   PlannedMemory memory;
   memory.parameters = summary.parameter_bytes;
@@ -42,11 +42,11 @@ PlannedMemory split(const ir::Graph& executed, const plan::MemoryPlan& plan) {
 
 PlannedMemory planned_memory(const ir::Graph& graph) {
   const ir::Graph executed = passes::decomposed(graph);
-  return split(executed, plan::plan_memory(executed, {.blocking = true}));
+  return split_memory(executed, plan::plan_memory(executed, {.blocking = true}));
 }
 
 PlannedMemory planned_memory(const plan::StepPlan& plan) {
-  PlannedMemory memory = split(plan.graph, plan.memory);
+  PlannedMemory memory = split_memory(plan.graph, plan.memory);
   memory.other += plan.memory.peak() - memory.total();  // constants, workspaces, room between buffers
   return memory;
 }

@@ -8,7 +8,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/plan/memory_plan.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::run_facts_test {
 
 // By hand: 16 × 32 floats of %w and %m each are state; the product reads all 32 × 32 of the weight.
 TEST_CASE("planned memory is split by what it is for, and adds up to the plan's peak") {
@@ -48,4 +48,4 @@ TEST_CASE("a line of run.jsonl has the configuration, whatever characters it hol
   CHECK(json["config"] == to_toml(facts.config));
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::run_facts_test

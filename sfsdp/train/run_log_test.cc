@@ -14,7 +14,7 @@
 #include "sfsdp/testing/temporary_folder.h"
 #include "sfsdp/train/run_facts.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::run_log_test {
 namespace {
 
 // Two data ranks that train on 1,000 tokens a step.
@@ -218,4 +218,4 @@ TEST_CASE("the last line counts the steps of this start and averages their last 
       "of this rank's targets 8.0000 (0.5000 below)\n"));
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::run_log_test

@@ -5,7 +5,7 @@
 
 #include "sfsdp/base/error.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::skipped_steps_test {
 namespace {
 
 // The step at which a row of steps from `first` on ends the run; 0: none does. "s" is skipped, "u" updates.
@@ -54,4 +54,4 @@ TEST_CASE("the line of a skipped step says how many there were, and how many in 
   CHECK(steps.note(6, true) == "step 6: the gradient norm is not finite, nothing was updated (3 so far, 2 in a row)");
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::skipped_steps_test

@@ -9,7 +9,7 @@
 
 #include "sfsdp/comm/thread/run_ranks.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::stop_signals_test {
 namespace {
 
 TEST_CASE("stop_signals: a signal is noted until asked, and the handlers of before come back") {
@@ -65,4 +65,4 @@ TEST_CASE("stop_signals: a second SIGTERM or SIGINT ends at once, the same reque
 }
 
 }  // namespace
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::stop_signals_test

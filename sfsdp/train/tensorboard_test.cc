@@ -16,7 +16,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/testing/temporary_folder.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::tensorboard_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -173,4 +173,4 @@ TEST_CASE("a folder that cannot be made names itself and the cure") {
                        UserError);
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::tensorboard_test

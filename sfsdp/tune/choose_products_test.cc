@@ -3,7 +3,7 @@
 
 #include <doctest/doctest.h>
 
-namespace sfsdp::tune {
+namespace sfsdp::tune::choose_products_test {
 namespace {
 
 std::string chosen(const cost::ProductSeconds& seconds) {
@@ -24,4 +24,4 @@ TEST_CASE(
 }
 
 }  // namespace
-}  // namespace sfsdp::tune
+}  // namespace sfsdp::tune::choose_products_test

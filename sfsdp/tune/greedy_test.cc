@@ -9,7 +9,7 @@
 #include "sfsdp/cost/collective_cost.h"
 #include "sfsdp/tune/search.h"
 
-namespace sfsdp::tune {
+namespace sfsdp::tune::greedy_test {
 namespace {
 
 constexpr int64_t kPlenty = int64_t{1} << 50;
@@ -69,4 +69,4 @@ TEST_CASE("the greedy rule by hand: remat, which reads a block's parameters earl
   }
 }
 
-}  // namespace sfsdp::tune
+}  // namespace sfsdp::tune::greedy_test

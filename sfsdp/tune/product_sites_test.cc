@@ -12,7 +12,7 @@
 #include "sfsdp/passes/pass_manager.h"
 #include "sfsdp/sim/simulate.h"
 
-namespace sfsdp::tune {
+namespace sfsdp::tune::product_sites_test {
 namespace {
 
 // The products of attention of a rank of tp = 8, as wide as Llama 3 405B's where dim is 16,384, of 8,192 tokens; attention itself is left out.
@@ -82,4 +82,4 @@ TEST_CASE("product sites: of a small block none is faster, and the nearest one's
 }
 
 }  // namespace
-}  // namespace sfsdp::tune
+}  // namespace sfsdp::tune::product_sites_test

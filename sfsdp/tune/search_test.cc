@@ -26,7 +26,7 @@
 #include "sfsdp/tune/tune.h"
 #include "sfsdp/tune/unit_memory.h"
 
-namespace sfsdp::tune {
+namespace sfsdp::tune::search_test {
 namespace {
 
 using passes::Side;
@@ -332,4 +332,4 @@ TEST_CASE("units by cost need a machine, and parameters that are stored flat") {
   says({.gather_once = true}, "at DataParallelOptions::zero_stage 1 or 2");
 }
 
-}  // namespace sfsdp::tune
+}  // namespace sfsdp::tune::search_test

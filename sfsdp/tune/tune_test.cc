@@ -7,7 +7,7 @@
 
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::tune {
+namespace sfsdp::tune::tune_test {
 namespace {
 
 // A product, and five pointwise ops in a row; backward reads the last of each.
@@ -45,4 +45,4 @@ TEST_CASE("what a memory budget computes again follows the machine's flops over 
 }
 
 }  // namespace
-}  // namespace sfsdp::tune
+}  // namespace sfsdp::tune::tune_test

@@ -13,7 +13,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/source_dir.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::own_pass_test {
 namespace {
 
 std::string read(const std::string& path) {
@@ -108,4 +108,4 @@ TEST_CASE("a pass is registered under a name of its own, with options that can b
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::own_pass_test

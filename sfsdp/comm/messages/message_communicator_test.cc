@@ -14,7 +14,7 @@
 
 #include "sfsdp/testing/comm_suite.h"
 
-namespace sfsdp::comm {
+namespace sfsdp::comm::message_communicator_test {
 namespace {
 
 class MapStore final : public Store {
@@ -119,4 +119,4 @@ TEST_CASE("messages: ranks that make one call and have made others before are to
 }
 
 }  // namespace
-}  // namespace sfsdp::comm
+}  // namespace sfsdp::comm::message_communicator_test

@@ -27,7 +27,7 @@ struct SfsdpMpiRequest {
   bool is_begun = false, is_done = false;
 };
 
-namespace sfsdp::comm {
+namespace sfsdp::comm::mpi_faults_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -285,4 +285,4 @@ TEST_CASE("mpi: one that serves a single thread is refused, and left") {
 }
 
 }  // namespace
-}  // namespace sfsdp::comm
+}  // namespace sfsdp::comm::mpi_faults_test

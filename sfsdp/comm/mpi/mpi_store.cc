@@ -21,13 +21,13 @@ constexpr size_t kMostAnswer = kMostValueBytes + 64;
 // An idle store looks for requests this often.
 constexpr std::chrono::microseconds kIdle{2000};
 // How long one that is given up is waited for.
-constexpr milliseconds kDropPatience{100};
+constexpr milliseconds kStoreDropPatience{100};
 
 // Ends messages.
 //   owner: of their memory, which is kept where MPI does not let go of them
 template <class Owner>
 void let_go(Mpi& mpi, std::initializer_list<Mpi::Message*> messages, std::unique_ptr<Owner>& owner) {
-  if (!mpi.end({messages.begin(), messages.size()}, kDropPatience)) keep_for_ever(std::move(owner));
+  if (!mpi.end({messages.begin(), messages.size()}, kStoreDropPatience)) keep_for_ever(std::move(owner));
 }
 
 }  // namespace

@@ -17,7 +17,7 @@
 #include "sfsdp/comm/messages/message_communicator.h"
 #include "sfsdp/testing/comm_suite.h"
 
-namespace sfsdp::comm {
+namespace sfsdp::comm::mpi_world_test {
 namespace {
 
 using testing::Mismatch;
@@ -153,4 +153,4 @@ TEST_CASE("mpi process: large messages until a rank is stopped" * doctest::skip(
 }
 
 }  // namespace
-}  // namespace sfsdp::comm
+}  // namespace sfsdp::comm::mpi_world_test

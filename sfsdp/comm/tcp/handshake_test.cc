@@ -20,7 +20,7 @@
 #include "sfsdp/comm/tcp/store_server.h"
 #include "sfsdp/comm/tcp/store_wire.h"
 
-namespace sfsdp::comm {
+namespace sfsdp::comm::handshake_test {
 namespace {
 
 Address loopback() {
@@ -285,4 +285,4 @@ TEST_CASE("store: who stays silent is shown out, and more strangers than there i
 }
 
 }  // namespace
-}  // namespace sfsdp::comm
+}  // namespace sfsdp::comm::handshake_test

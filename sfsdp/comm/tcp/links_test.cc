@@ -13,7 +13,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/comm/tcp/tcp_options.h"
 
-namespace sfsdp::comm {
+namespace sfsdp::comm::links_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -90,4 +90,4 @@ TEST_CASE("links: a peer that is there and sends nothing is named after the sile
   CHECK(error->text == "no byte for 300 ms");
 }
 
-}  // namespace sfsdp::comm
+}  // namespace sfsdp::comm::links_test

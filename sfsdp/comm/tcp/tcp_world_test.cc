@@ -39,7 +39,7 @@
 #include "sfsdp/testing/comm_suite_data.h"
 #include "sfsdp/testing/temporary_folder.h"
 
-namespace sfsdp::comm {
+namespace sfsdp::comm::tcp_world_test {
 namespace {
 
 using testing::all_ranks;
@@ -595,4 +595,4 @@ TEST_CASE("tcp: strangers at the port of a group do not delay its ranks") {
 }
 
 }  // namespace
-}  // namespace sfsdp::comm
+}  // namespace sfsdp::comm::tcp_world_test

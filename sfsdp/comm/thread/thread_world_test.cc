@@ -15,7 +15,7 @@
 #include "sfsdp/comm/thread/run_ranks.h"
 #include "sfsdp/testing/comm_suite.h"
 
-namespace sfsdp::comm {
+namespace sfsdp::comm::thread_world_test {
 namespace {
 
 using testing::comm_error_of;
@@ -184,4 +184,4 @@ TEST_CASE("thread: sizes that do not fit are refused before any rank waits") {
 }
 
 }  // namespace
-}  // namespace sfsdp::comm
+}  // namespace sfsdp::comm::thread_world_test

@@ -3,7 +3,7 @@
 
 #include <doctest/doctest.h>
 
-namespace sfsdp::device {
+namespace sfsdp::device::choose_device_test {
 namespace {
 
 TEST_CASE("lanes have threads where each rank has a core that computes nothing") {
@@ -20,4 +20,4 @@ TEST_CASE("lanes have threads where each rank has a core that computes nothing")
 }
 
 }  // namespace
-}  // namespace sfsdp::device
+}  // namespace sfsdp::device::choose_device_test

@@ -8,7 +8,7 @@
 #include "sfsdp/passes/canonical/decompose.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::ir {
+namespace sfsdp::ir::decompose_test {
 namespace {
 
 // Its formula in the interpreter against the ops that it stands for, in the interpreter.
@@ -169,4 +169,4 @@ fwd:
 }
 
 }  // namespace
-}  // namespace sfsdp::ir
+}  // namespace sfsdp::ir::decompose_test

@@ -6,7 +6,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::ir {
+namespace sfsdp::ir::product_shape_test {
 namespace {
 
 TEST_CASE("the product of a linear layer, its gradients and matmul, as LibTorch's ops have it; nothing for others") {
@@ -54,4 +54,4 @@ TEST_CASE("a text that is no shape of a product is none") {
 }
 
 }  // namespace
-}  // namespace sfsdp::ir
+}  // namespace sfsdp::ir::product_shape_test

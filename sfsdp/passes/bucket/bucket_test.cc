@@ -20,7 +20,7 @@
 #include "sfsdp/testing/interp/interpreter.h"
 #include "sfsdp/testing/sharded_step.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::bucket_test {
 namespace {
 
 using ir::interp::Array, ir::interp::Inputs;
@@ -264,4 +264,4 @@ TEST_CASE("bucket: without wrap it says what to run first") {
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::bucket_test

@@ -14,7 +14,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/sharded_step.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::copy_buckets_test {
 namespace {
 
 using testing::Agreement, testing::Param, testing::ShardedStep, testing::sharded_step_text;
@@ -143,4 +143,4 @@ TEST_CASE("copy_buckets: one collective per unit, region and kind; gathers start
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::copy_buckets_test

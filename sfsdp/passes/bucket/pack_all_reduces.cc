@@ -21,7 +21,7 @@ namespace {
 
 using ir::Graph, ir::Op, ir::Type, ir::Value;
 
-constexpr int64_t kAlignment = 256;  // bytes, of each part, as in a bucket
+constexpr int64_t kPartAlignment = 256;  // bytes, of each part, as in a bucket
 
 // The sum of a small gradient that forward and backward leave, over tp and maybe other axes.
 bool is_small_sum(const Op& op, const ParamNames& params, const ir::Index& index, int64_t max_bytes) {
@@ -63,7 +63,7 @@ std::vector<std::vector<Op*>> find_groups(const Graph& graph, const PackAllReduc
 void pack(ir::Builder& build, const std::vector<Op*>& sums, PassContext& ctx) {
   const std::vector<std::string> axes = ir::axes_of(*sums[0]).value();
   const ir::DType dtype = sums[0]->result()->type().dtype;
-  const int64_t alignment = std::max<int64_t>(kAlignment / ir::size_in_bytes(dtype), 1);
+  const int64_t alignment = std::max<int64_t>(kPartAlignment / ir::size_in_bytes(dtype), 1);
   std::vector<Value*> parts;
   std::vector<int64_t> offsets;
   int64_t end = 0;

@@ -5,7 +5,7 @@
 
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::pack_all_reduces_test {
 namespace {
 
 TEST_CASE("pack_all_reduces: sums over tp of small gradients become one, each gradient a view; others stay") {
@@ -145,4 +145,4 @@ TEST_CASE("pack_all_reduces: what is larger than max_bytes is summed by itself")
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::pack_all_reduces_test

@@ -7,7 +7,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::reshard_test {
 namespace {
 
 // Units a and b in forward, b and a in backward; both gathered anew there unless said otherwise.
@@ -69,4 +69,4 @@ TEST_CASE("reshard: what a rule of tp cuts and an op of backward wants whole is 
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::reshard_test

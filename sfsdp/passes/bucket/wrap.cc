@@ -22,7 +22,7 @@ struct Pattern {
   std::string text;
   Path path;
 };
-using Group = std::vector<Pattern>;  // one entry of the list: a pattern, or those of a bracket
+using UnitPatterns = std::vector<Pattern>;  // one entry of the list: a pattern, or those of a bracket
 
 std::string trimmed(std::string_view text) {
   const size_t first = text.find_first_not_of(' ');
@@ -34,8 +34,8 @@ std::string trimmed(std::string_view text) {
   throw UserError(concat("pass wrap: DataParallelOptions::units = \"", units, "\": ", message, "\n  ", detail));
 }
 
-std::vector<Group> parse_units(const std::string& units) {
-  std::vector<Group> groups;
+std::vector<UnitPatterns> parse_units(const std::string& units) {
+  std::vector<UnitPatterns> groups;
   bool in_bracket = false;
   std::string word;
   const auto end_word = [&] {
@@ -75,9 +75,9 @@ std::optional<std::string> matched(const Path& pattern, const Path& name) {
 }
 
 std::vector<std::string> units_by_pattern(const std::vector<Path>& names, const std::string& units) {
-  const std::vector<Group> groups = parse_units(units);
+  const std::vector<UnitPatterns> groups = parse_units(units);
   std::vector<std::string> result(names.size(), "root");
-  for (const Group& group : groups) {
+  for (const UnitPatterns& group : groups) {
     std::string joined;
     for (const Pattern& pattern : group) joined += (joined.empty() ? "" : "_") + pattern.text;
     for (const Pattern& pattern : group) {
@@ -122,14 +122,14 @@ std::vector<ir::Op*> params_of(const ir::Graph& graph) {
   return params;
 }
 
-std::string brackets_of(const Group& group) {
+std::string brackets_of(const UnitPatterns& group) {
   std::string text;
   for (const Pattern& pattern : group) text += (text.empty() ? "[" : ", ") + pattern.text;
   return text + "]";
 }
 
-std::string rule_by_pattern(const Path& name, const std::vector<Group>& groups) {
-  for (const Group& group : groups)
+std::string rule_by_pattern(const Path& name, const std::vector<UnitPatterns>& groups) {
+  for (const UnitPatterns& group : groups)
     for (const Pattern& pattern : group)
       if (matched(pattern.path, name))
         return group.size() > 1 ? concat("bracket ", brackets_of(group)) : concat("matches ", pattern.text);
@@ -143,7 +143,7 @@ std::map<std::string, std::string> wrap_rules(const std::vector<std::string>& pa
   for (const std::string& name : params) names.push_back(split(name, '.'));
   const bool by_number = trimmed(options.units).empty();
   const auto units = by_number ? units_by_number(names) : units_by_pattern(names, options.units);
-  const auto groups = by_number ? std::vector<Group>{} : parse_units(options.units);
+  const auto groups = by_number ? std::vector<UnitPatterns>{} : parse_units(options.units);
   const auto has_number = [](const Path& name) { return !ir::block_of(join(name, ".")).empty(); };
   const auto last = std::ranges::find_if(names.rbegin(), names.rend(), has_number);  // as in units_by_number
   std::map<std::string, std::string> rules;

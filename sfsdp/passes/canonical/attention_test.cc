@@ -11,7 +11,7 @@
 #include "sfsdp/passes/pass_manager.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::attention_test {
 namespace {
 
 const std::string kGiven = R"(
@@ -168,4 +168,4 @@ TEST_CASE("decompose: documents become a mask just before each attention, and no
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::attention_test

@@ -9,7 +9,7 @@
 #include "sfsdp/passes/pass_manager.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::canonicalise_test {
 namespace {
 
 using testing::expect_pass;
@@ -262,4 +262,4 @@ TEST_CASE("canonicalise: a gradient that layer_norm_backward is not asked for st
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::canonicalise_test

@@ -5,7 +5,7 @@
 
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::cross_entropy_test {
 namespace {
 
 using testing::expect_pass;
@@ -76,4 +76,4 @@ TEST_CASE("canonicalise: cross entropy whose probabilities something else reads 
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::cross_entropy_test

@@ -5,7 +5,7 @@
 
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::dropout_test {
 namespace {
 
 using testing::expect_pass;
@@ -75,4 +75,4 @@ TEST_CASE("decompose: dropout draws once, for forward and backward") {
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::dropout_test

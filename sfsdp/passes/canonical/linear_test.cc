@@ -3,7 +3,7 @@
 
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::linear_test {
 namespace {
 
 using testing::expect_pass;
@@ -53,4 +53,4 @@ TEST_CASE("canonicalise: a product that is scaled stays") {
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::linear_test

@@ -5,7 +5,7 @@
 
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::rms_norm_test {
 namespace {
 
 using testing::expect_pass, testing::expect_unchanged;
@@ -77,4 +77,4 @@ TEST_CASE("canonicalise: rstd · x is no rms_norm where x · rstd has another la
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::rms_norm_test

@@ -4,7 +4,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::rope_test {
 namespace {
 
 using testing::expect_pass;
@@ -121,4 +121,4 @@ TEST_CASE("canonicalise: halves that are turned the other way round, or by anoth
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::rope_test

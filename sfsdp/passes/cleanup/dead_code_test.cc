@@ -9,7 +9,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/random_graph.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::dead_code_test {
 namespace {
 
 using testing::expect_pass;
@@ -118,4 +118,4 @@ TEST_CASE("dead_code: random programs mean the same, and nothing changes twice")
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::dead_code_test

@@ -8,7 +8,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/random_graph.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::fold_views_test {
 namespace {
 
 using testing::expect_pass;
@@ -207,4 +207,4 @@ TEST_CASE("fold_views: a write through a view of all of a tensor is what is writ
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::fold_views_test

@@ -7,7 +7,7 @@
 #include "sfsdp/passes/pass_manager.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::hoist_casts_test {
 namespace {
 
 using testing::expect_pass;
@@ -93,4 +93,4 @@ TEST_CASE("hoist_casts: leaves casts to more bytes, gathers read otherwise too, 
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::hoist_casts_test

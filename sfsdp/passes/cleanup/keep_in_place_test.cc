@@ -9,7 +9,7 @@
 #include "sfsdp/passes/registry.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::keep_in_place_test {
 namespace {
 
 using testing::expect_pass, testing::expect_unchanged;
@@ -170,4 +170,4 @@ TEST_CASE(
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::keep_in_place_test

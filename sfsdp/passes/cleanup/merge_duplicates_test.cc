@@ -8,7 +8,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/random_graph.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::merge_duplicates_test {
 namespace {
 
 using testing::expect_pass;
@@ -166,4 +166,4 @@ TEST_CASE("merge_duplicates: random programs mean the same, and nothing changes 
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::merge_duplicates_test

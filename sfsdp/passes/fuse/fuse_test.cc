@@ -11,7 +11,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/random_graph.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::fuse_test {
 namespace {
 
 using testing::expect_pass;
@@ -548,4 +548,4 @@ fwd:
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::fuse_test

@@ -9,7 +9,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::grouping_test {
 namespace {
 
 struct Case {
@@ -118,4 +118,4 @@ TEST_CASE("fuse says nothing of what it joins, and each pair of kernels once") {
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::grouping_test

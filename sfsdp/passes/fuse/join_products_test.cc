@@ -11,7 +11,7 @@
 #include "sfsdp/plan/verify/kernels.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::join_products_test {
 namespace {
 
 using testing::expect_pass;
@@ -179,4 +179,4 @@ TEST_CASE("fuse: what follows a joined product reads one of its results, or any 
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::join_products_test

@@ -6,7 +6,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::name_kernels_test {
 namespace {
 
 using testing::expect_pass, testing::expect_unchanged;
@@ -109,4 +109,4 @@ fwd:
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::name_kernels_test

@@ -18,7 +18,7 @@
 #include "sfsdp/testing/sharded_step.h"
 #include "sfsdp/testing/source_dir.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::write_in_buckets_test {
 namespace {
 
 using testing::expect_pass, testing::expect_unchanged;
@@ -148,4 +148,4 @@ TEST_CASE("write_in_buckets: of random steps the plan is sound, no slower, and n
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::write_in_buckets_test

@@ -124,9 +124,9 @@ std::vector<Op*> needed_after(const ir::Index& index, const Value* value, const 
   return needed;
 }
 
-class Rewriter {
+class LossRewriter {
  public:
-  Rewriter(Graph& graph, const Loss& loss)
+  LossRewriter(Graph& graph, const Loss& loss)
       : graph_(graph),
         m_(loss),
         build_(graph),
@@ -305,7 +305,7 @@ bool chunk_loss(Graph& graph, const ChunkLossOptions& options, PassContext& ctx)
     moves.apply();
     ctx.metrics.add("logits_bytes", loss.logits->result()->type().bytes());
     ctx.metrics.add("chunks", options.chunks);
-    Rewriter(graph, loss).run(options.chunks);
+    LossRewriter(graph, loss).run(options.chunks);
     ++chunked;
   }
   ctx.metrics.add("losses", chunked);

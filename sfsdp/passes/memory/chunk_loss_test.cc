@@ -17,7 +17,7 @@
 #include "sfsdp/passes/registry.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::chunk_loss_test {
 namespace {
 
 using testing::expect_pass;
@@ -192,4 +192,4 @@ TEST_CASE("chunk_loss: a step that asks for chunks and has no loss to cut is ref
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::chunk_loss_test

@@ -28,7 +28,7 @@
 #include "sfsdp/testing/same_meaning.h"
 #include "sfsdp/testing/sentences.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::chunk_rows_of_loss_test {
 namespace {
 
 using testing::expect_pass, testing::kSentences;
@@ -326,4 +326,4 @@ TEST_CASE("chunk_loss: logits that ranks gather in their rows are named") {
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::chunk_rows_of_loss_test

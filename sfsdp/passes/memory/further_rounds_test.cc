@@ -16,7 +16,7 @@
 #include "sfsdp/plan/verify/rounds.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::further_rounds_test {
 namespace {
 
 // The first round alone, with room for 4 rows of 8: forward, and the gradients of weights and tokens.
@@ -181,4 +181,4 @@ TEST_CASE("check_rounds: a loop that is missing, or does something else, is refu
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::further_rounds_test

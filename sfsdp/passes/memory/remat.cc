@@ -121,9 +121,9 @@ std::set<std::string> only_of(const RematOptions& options, const std::vector<Blo
   return {listed.begin(), listed.end()};
 }
 
-class Rewriter {
+class RematRewriter {
  public:
-  Rewriter(Graph& graph, const RematOptions& options)
+  RematRewriter(Graph& graph, const RematOptions& options)
       : graph_(graph), options_(options), list_(graph, options), build_(graph) {
     const std::vector<Block> blocks = BlockFinder(graph).find();
     blocks_ = blocks.size();
@@ -333,7 +333,7 @@ bool remat(Graph& graph, const RematOptions& options, PassContext& ctx) {
           concat("pass remat: ", op->opcode, " %", op->result()->name(),
                  " starts in forward\n  expected collectives that block; run the pass before split_collectives"));
   if (options.mode == RematMode::Op) check_save_names(graph, options);
-  return Rewriter(graph, options).run(ctx);
+  return RematRewriter(graph, options).run(ctx);
 }
 
 }  // namespace sfsdp::passes

@@ -7,7 +7,7 @@
 #include <random>
 #include <utility>
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::remat_cut_test {
 namespace {
 
 int below(std::mt19937_64& rng, int n) { return static_cast<int>(rng() % static_cast<uint64_t>(n)); }
@@ -95,4 +95,4 @@ TEST_CASE("remat_cut: the corners of the hull over all choices, and nothing else
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::remat_cut_test

@@ -30,9 +30,9 @@ struct Read {
   std::vector<Op*> views;  // the first one sees the value itself
 };
 
-class Rewriter {
+class KernelsRewriter {
  public:
-  explicit Rewriter(Graph& graph)
+  explicit KernelsRewriter(Graph& graph)
       : graph_(graph), index_(graph), kernels_(cost::kernels_of(graph)), build_(graph), last_read_(graph.id_bound()) {
     for (size_t i = 0; i < graph.ops().size(); ++i) {
       const Op& op = *graph.ops()[i];
@@ -264,7 +264,7 @@ class Rewriter {
 
 bool remat_in_kernels(Graph& graph, PassContext& ctx) {
   const bool has_kernels = std::ranges::any_of(graph.ops(), [](const auto& op) { return op->has_attr("kernel"); });
-  return has_kernels && Rewriter(graph).run(ctx);
+  return has_kernels && KernelsRewriter(graph).run(ctx);
 }
 
 }  // namespace sfsdp::passes

@@ -21,7 +21,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/source_dir.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::remat_in_kernels_test {
 namespace {
 
 using testing::expect_pass, testing::expect_unchanged;
@@ -326,4 +326,4 @@ TEST_CASE("remat_in_kernels: a block of Llama under HSDP keeps no silu") {
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::remat_in_kernels_test

@@ -13,7 +13,7 @@
 #include "sfsdp/passes/registry.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::remat_list_test {
 namespace {
 
 // wq [4, 4] and wo [4, 4] have one shape, w1 [8, 4] another. Backward reads all of it; %d is given to the output, so it stays.
@@ -97,4 +97,4 @@ TEST_CASE("remat_list: a listed block computes the same numbers") {
   )");
 }
 
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::remat_list_test

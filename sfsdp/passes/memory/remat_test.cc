@@ -20,7 +20,7 @@
 #include "sfsdp/plan/memory_plan.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::remat_test {
 namespace {
 
 using testing::expect_pass;
@@ -313,4 +313,4 @@ TEST_CASE("remat: a graph without blocks stays, unknown modes are refused") {
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::remat_test

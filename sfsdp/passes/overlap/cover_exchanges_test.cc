@@ -4,7 +4,7 @@
 
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::cover_exchanges_test {
 namespace {
 
 using testing::expect_pass;
@@ -125,4 +125,4 @@ TEST_CASE("cover_exchanges: nothing moves where all depends on what travels, or 
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::cover_exchanges_test

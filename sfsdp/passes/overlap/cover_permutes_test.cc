@@ -4,7 +4,7 @@
 
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::cover_permutes_test {
 namespace {
 
 using testing::expect_pass;
@@ -193,4 +193,4 @@ TEST_CASE(
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::cover_permutes_test

@@ -236,7 +236,7 @@ bool early_all_reduces(Graph& graph, PassContext& ctx) {
   const bool updates = std::ranges::any_of(graph.ops(), [](const auto& op) { return op->section == Section::Opt; });
   if (!updates) return false;
   const std::vector<Op*> blocking = find_blocking(graph);
-  split(graph, blocking);
+  split_blocking(graph, blocking);
   ctx.metrics.add("split", static_cast<int64_t>(blocking.size()));
   bool changed = !blocking.empty();
   changed |= start_in_body(graph, ctx);

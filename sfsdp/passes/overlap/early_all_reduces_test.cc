@@ -4,7 +4,7 @@
 
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::early_all_reduces_test {
 namespace {
 
 using testing::expect_pass;
@@ -276,4 +276,4 @@ TEST_CASE("early_all_reduces: a graph without an optimizer stays as it is") {
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::early_all_reduces_test

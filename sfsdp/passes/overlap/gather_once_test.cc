@@ -15,7 +15,7 @@
 #include "sfsdp/testing/interp/interpreter.h"
 #include "sfsdp/testing/sharded_step.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::gather_once_test {
 namespace {
 
 using ir::interp::Array, ir::interp::Inputs;
@@ -147,4 +147,4 @@ TEST_CASE("gather_once: three steps give the same bits as gathers in every micro
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::gather_once_test

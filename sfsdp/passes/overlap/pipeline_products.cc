@@ -21,11 +21,11 @@ namespace {
 using ir::Graph, ir::Op, ir::Value;
 using Ops = std::vector<Op*>;
 
-bool is_product(const Op& op) { return op.is("linear", "linear_dx"); }
+bool is_linear(const Op& op) { return op.is("linear", "linear_dx"); }
 
 // Whether the product has a row of its result for each row of the value.
 bool reads_rows(const Op& op, const Value* value) {
-  return is_product(op) && op.operands[0] == value && std::count(op.operands.begin(), op.operands.end(), value) == 1;
+  return is_linear(op) && op.operands[0] == value && std::count(op.operands.begin(), op.operands.end(), value) == 1;
 }
 
 // The one axis, or "".
@@ -139,7 +139,7 @@ class SiteFinder {
       open.pop_back();
       const bool adds = op->is("aten.add.Tensor") && !op->has_attr("alpha") &&
                         op->operands[0]->type().shape() == op->operands[1]->type().shape();
-      if (!is_own(op) || (!adds && !is_product(*op))) {
+      if (!is_own(op) || (!adds && !is_linear(*op))) {
         site.refused = concat(ir::opcode_at(*op), is_own(op) ? " makes a part of the sum" : " is read by others too");
         continue;
       }

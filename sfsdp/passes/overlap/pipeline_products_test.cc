@@ -18,7 +18,7 @@
 #include "sfsdp/testing/gathered_mlp.h"
 #include "sfsdp/testing/interp/interpreter.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::pipeline_products_test {
 namespace {
 
 using testing::expect_pass;
@@ -212,4 +212,4 @@ TEST_CASE("pipeline_products: sites that cannot be taken say why") {
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::pipeline_products_test

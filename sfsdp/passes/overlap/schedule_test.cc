@@ -20,7 +20,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/sharded_step.h"
 
-namespace sfsdp::passes {
+namespace sfsdp::passes::schedule_test {
 namespace {
 
 using testing::expect_pass;
@@ -439,4 +439,4 @@ TEST_CASE("variants that do not exist are refused") {
 }
 
 }  // namespace
-}  // namespace sfsdp::passes
+}  // namespace sfsdp::passes::schedule_test

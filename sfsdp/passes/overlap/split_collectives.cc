@@ -16,7 +16,7 @@ bool is_blocking(const Op& op) { return ir::is_repeated(op.section) && ir::is_co
 
 }  // namespace
 
-void split(Graph& graph, const std::vector<Op*>& blocking) {
+void split_blocking(Graph& graph, const std::vector<Op*>& blocking) {
   ir::Builder build(graph);
   for (Op* op : blocking) {
     Value* const result = op->result();
@@ -37,7 +37,7 @@ bool split_collectives(Graph& graph, PassContext& ctx) {
   std::vector<Op*> blocking;
   for (const auto& op : graph.ops())
     if (is_blocking(*op)) blocking.push_back(op.get());
-  split(graph, blocking);
+  split_blocking(graph, blocking);
   ctx.metrics.add("split", static_cast<int64_t>(blocking.size()));
   for (const auto& op : graph.ops()) SFSDP_CHECK(!is_blocking(*op), op->opcode, " %", op->result()->name(), " is left");
   return !blocking.empty();

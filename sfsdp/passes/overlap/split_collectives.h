@@ -13,7 +13,7 @@
 namespace sfsdp::passes {
 
 // Cuts these in two, whatever their section. Deletes them.
-void split(ir::Graph& graph, const std::vector<ir::Op*>& blocking);
+void split_blocking(ir::Graph& graph, const std::vector<ir::Op*>& blocking);
 
 bool split_collectives(ir::Graph& graph, PassContext& ctx);
 

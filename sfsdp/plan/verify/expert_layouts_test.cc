@@ -7,7 +7,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/layout_mutants.h"
 
-namespace sfsdp::plan {
+namespace sfsdp::plan::expert_layouts_test {
 namespace {
 
 // Tokens of all ranks are gathered, and each rank's experts compute those that chose them; the bucket holds a rank's experts.
@@ -301,4 +301,4 @@ TEST_CASE("verify_layouts: rounds of rows, and what breaks them") {
 }
 
 }  // namespace
-}  // namespace sfsdp::plan
+}  // namespace sfsdp::plan::expert_layouts_test

@@ -11,7 +11,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/layout_mutants.h"
 
-namespace sfsdp::plan {
+namespace sfsdp::plan::layouts_test {
 namespace {
 
 // w2(w1(x)²) in the buckets of a rank: members that are cut and one that is whole.
@@ -265,4 +265,4 @@ TEST_CASE("verify_layouts: a summand may be cast to a wider dtype, which loses n
 }
 
 }  // namespace
-}  // namespace sfsdp::plan
+}  // namespace sfsdp::plan::layouts_test

@@ -17,7 +17,7 @@ bool is_cut_in(const Layout& layout, int64_t dim) {
 }
 
 // From the first row of the range on, if it is one already.
-RowLayouts taken(const Op& op, const Layout& before) {
+RowLayouts own_rows_of(const Op& op, const Layout& before) {
   const auto *start = op.find_attr<int64_t>("start"), *length = op.find_attr<int64_t>("length");
   if (!start || !length) return {{}, "rows are taken from a place that differs by rank"};
   Layout range = before;
@@ -53,7 +53,7 @@ std::optional<RowLayouts> own_rows_layouts(const Op& op, const std::vector<Layou
   const bool takes = op.is("narrow");
   if (!takes && !op.is("aten.cat")) return std::nullopt;
   const auto dim = op.attr_or<int64_t>("dim", 0);
-  if (takes) return is_cut_in(operands[0], dim) ? std::optional(taken(op, operands[0])) : std::nullopt;
+  if (takes) return is_cut_in(operands[0], dim) ? std::optional(own_rows_of(op, operands[0])) : std::nullopt;
   const auto is_summand = [](const Layout& layout) { return layout == Layout{Kind::Summand}; };
   if (std::ranges::all_of(operands, is_summand)) return RowLayouts{{{Kind::Summand}}, ""};
   const bool is_range = is_cut_in(operands[0], dim) && operands[0].rows >= 0;

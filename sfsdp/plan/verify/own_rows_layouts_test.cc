@@ -9,7 +9,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/layout_mutants.h"
 
-namespace sfsdp::plan {
+namespace sfsdp::plan::own_rows_layouts_test {
 namespace {
 
 // A head and its loss on a rank's 8 rows, of 2 samples: 5 of them, then 3.
@@ -120,4 +120,4 @@ TEST_CASE("verify_layouts: summands of chunks are put together as summands, and 
 }
 
 }  // namespace
-}  // namespace sfsdp::plan
+}  // namespace sfsdp::plan::own_rows_layouts_test

@@ -12,7 +12,7 @@
 #include "sfsdp/plan/verify/layouts.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::plan {
+namespace sfsdp::plan::packed_sums_test {
 namespace {
 
 // Gradients of two units' norms, as wide and packed alike, which ranks of tp have parts of: summed at once.
@@ -96,4 +96,4 @@ TEST_CASE("check_packed_sums: gradients that are summed at once are sound, and e
 }
 
 }  // namespace
-}  // namespace sfsdp::plan
+}  // namespace sfsdp::plan::packed_sums_test

@@ -13,8 +13,6 @@ namespace {
 using ir::Op;
 using Kind = Layout::Kind;
 
-RowLayouts refused(std::string wrong) { return {{}, std::move(wrong)}; }
-
 // A value, and of which dimension a rank has the part of the rank `shift` before alone.
 struct Part {
   Layout of;
@@ -101,7 +99,7 @@ RowLayouts joined(const Op& op, const std::vector<Layout>& operands) {
 }
 
 // The part's owner adds up all terms; that of the rank i before it is the term of what stands `ranks` - i before that.
-RowLayouts added(const Op& op, const std::vector<Layout>& operands, int64_t ranks) {
+RowLayouts sum_of_parts(const Op& op, const std::vector<Layout>& operands, int64_t ranks) {
   const Layout& own = operands.back();
   if (own.kind != Kind::Summand || own.part < 0 || own.shift != 0)
     return refused(concat("the last operand is ", to_text(own), ", and not a rank's term of its own part"));
@@ -150,7 +148,7 @@ std::optional<RowLayouts> part_layouts(const Op& op, const std::vector<Layout>& 
                                        const std::vector<Layout>& named, bool here, int64_t ranks) {
   if (here && op.is("own_part") && op.has_attr("shift")) return taken(op, operands[0]);
   if (here && op.is("join_parts")) return joined(op, operands);
-  if (here && op.is("add_parts")) return added(op, operands, ranks);
+  if (here && op.is("add_parts")) return sum_of_parts(op, operands, ranks);
   if (here && ir::collective_kind(op) == "permute" && operands[0].kind == Kind::Summand && operands[0].part >= 0)
     return sent(op, operands[0], ranks);
   const auto is_alike = [&](const Layout& layout) { return layout == operands[0]; };

@@ -19,8 +19,6 @@ bool is_of_ring(const Layout& layout) {
   return layout.kind == Kind::Passed || layout.kind == Kind::Terms || layout.kind == Kind::Attended;
 }
 
-RowLayouts refused(std::string wrong) { return {{}, std::move(wrong)}; }
-
 // The part of the rank so many before, of what is cut so.
 Layout part_of(int64_t shift, Layout cut = kOwn) {
   cut.kind = shift == 0 ? Kind::Cut : Kind::Passed;
@@ -56,7 +54,7 @@ std::optional<Layout> joined(const Layout& a, const Layout& b, int64_t ranks) {
   return same == a ? std::optional(settled(both, ranks)) : std::nullopt;
 }
 
-RowLayouts permuted(const Op& op, const Layout& before, int64_t ranks) {
+RowLayouts passed_on(const Op& op, const Layout& before, int64_t ranks) {
   if (ir::axes_of(op)->size() != 1) return refused("parts are sent round several axes");
   if (before.kind != Kind::Cut && before.kind != Kind::Passed && before.kind != Kind::Terms)
     return refused(concat("permute of what is ", to_text(before)));
@@ -66,7 +64,7 @@ RowLayouts permuted(const Op& op, const Layout& before, int64_t ranks) {
 }
 
 // grad, q, k, v, o, lse, documents of backward; q, k, v, documents of forward
-RowLayouts attention(const Op& op, const std::vector<Layout>& operands) {
+RowLayouts ring_attention(const Op& op, const std::vector<Layout>& operands) {
   const bool backward = op.is("sdpa_backward");
   const size_t keys = backward ? 2 : 1, documents = backward ? 6 : 3;
   const auto shift = op.attr<int64_t>("shift");
@@ -93,7 +91,7 @@ RowLayouts merged(const std::vector<Layout>& operands, int64_t ranks) {
   return {{*both, *both}, ""};
 }
 
-RowLayouts added(const Op& op, const std::vector<Layout>& operands, int64_t ranks) {
+RowLayouts sum_of_terms(const Op& op, const std::vector<Layout>& operands, int64_t ranks) {
   if (operands[0].kind != Kind::Terms || operands[1].kind != Kind::Terms)
     return refused(concat("what is ", to_text(operands[0]), " is added to what is ", to_text(operands[1])));
   if (op.has_attr("alpha")) return refused("a term is added more than once");
@@ -128,11 +126,11 @@ bool is_in_dimension(const Op& op, int64_t dim) {
 
 std::optional<RowLayouts> ring_layouts(const Op& op, const std::vector<Layout>& operands,
                                        const std::vector<Layout>& named, bool here, int64_t ranks) {
-  if (here && ir::collective_kind(op) == "permute") return permuted(op, operands[0], ranks);
-  if (here && op.is("sdpa", "sdpa_backward") && op.has_attr("shift")) return attention(op, operands);
+  if (here && ir::collective_kind(op) == "permute") return passed_on(op, operands[0], ranks);
+  if (here && op.is("sdpa", "sdpa_backward") && op.has_attr("shift")) return ring_attention(op, operands);
   if (std::ranges::none_of(operands, is_of_ring)) return std::nullopt;
   if (op.is("sdpa_merge")) return merged(operands, ranks);
-  if (op.is("aten.add.Tensor")) return added(op, operands, ranks);
+  if (op.is("aten.add.Tensor")) return sum_of_terms(op, operands, ranks);
   if (!here && ir::is_collective(op) && operands.size() == 1 && !is_in_dimension(op, operands[0].dim))
     return RowLayouts{{operands[0]}, ""};
   const bool moves = op.is("aten.clone") || ir::has_flag(op, ir::kMoves) || ir::has_flag(op, ir::kReshape) ||

@@ -43,6 +43,7 @@ struct RowLayouts {
   std::vector<Layout> results;
   std::string wrong;
 };
+inline RowLayouts refused(std::string wrong) { return {{}, std::move(wrong)}; }
 
 //   operands: none of them Flat; those of absent operands are not read
 //   named: what the types of the results say, where several dimensions of one would do

@@ -21,7 +21,7 @@
 #include "sfsdp/plan/verify/rendezvous.h"
 #include "sfsdp/testing/source_dir.h"
 
-namespace sfsdp::plan {
+namespace sfsdp::plan::verify_plan_test {
 namespace {
 
 // A block of Llama under HSDP 2 × 2, as `sfsdp inspect --graph` printed it, after `sfsdp opt --pass fuse`.
@@ -563,4 +563,4 @@ TEST_CASE("ranks with different programs: deadlocks and calls that do not meet")
   CHECK(crossed.find("rank 0 at %y") != std::string::npos);
 }
 
-}  // namespace sfsdp::plan
+}  // namespace sfsdp::plan::verify_plan_test

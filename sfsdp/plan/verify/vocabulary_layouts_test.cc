@@ -12,7 +12,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/layout_mutants.h"
 
-namespace sfsdp::plan {
+namespace sfsdp::plan::vocabulary_layouts_test {
 namespace {
 
 // A table and a head that tp cuts in their rows, and the loss of logits of which each rank has some columns.
@@ -85,4 +85,4 @@ TEST_CASE("verify_layouts: a vocabulary that tp cuts is sound, and each change t
 }
 
 }  // namespace
-}  // namespace sfsdp::plan
+}  // namespace sfsdp::plan::vocabulary_layouts_test

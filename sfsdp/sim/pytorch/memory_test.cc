@@ -7,7 +7,7 @@
 
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::sim {
+namespace sfsdp::sim::memory_test {
 namespace {
 
 using Segments = plan::CachingAllocator::Segments;
@@ -368,4 +368,4 @@ TEST_CASE("a list of what checkpoints keep holds products that backward never re
 }
 
 }  // namespace
-}  // namespace sfsdp::sim
+}  // namespace sfsdp::sim::memory_test

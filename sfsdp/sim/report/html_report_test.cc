@@ -12,7 +12,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/passes/analysis/param_reads.h"
 
-namespace sfsdp::sim {
+namespace sfsdp::sim::html_report_test {
 namespace {
 
 cost::Machine machine() {
@@ -190,4 +190,4 @@ TEST_CASE("html report: what it draws adds up to the simulation, and no name end
 }
 
 }  // namespace
-}  // namespace sfsdp::sim
+}  // namespace sfsdp::sim::html_report_test

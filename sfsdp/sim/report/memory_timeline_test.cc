@@ -13,7 +13,7 @@
 #include "sfsdp/sim/report/trace.h"
 #include "sfsdp/testing/source_dir.h"
 
-namespace sfsdp::sim {
+namespace sfsdp::sim::memory_timeline_test {
 namespace {
 
 // One weight; two products forward, two backward, and one op that backward computes again.
@@ -158,4 +158,4 @@ TEST_CASE("chrome trace: memory is a counter on the same axis") {
 }
 
 }  // namespace
-}  // namespace sfsdp::sim
+}  // namespace sfsdp::sim::memory_timeline_test

@@ -8,7 +8,7 @@
 
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::sim {
+namespace sfsdp::sim::op_classes_test {
 namespace {
 
 // 1 flop/s of products, 1 byte/s of memory and links: a product of 4 × 4 × 4 takes 128 s, what reads and writes 64 bytes
@@ -76,4 +76,4 @@ TEST_CASE("class_of_kernel: a product or an update gives its kernel the class, w
 }
 
 }  // namespace
-}  // namespace sfsdp::sim
+}  // namespace sfsdp::sim::op_classes_test

@@ -12,7 +12,7 @@
 #include "sfsdp/testing/expect_pass.h"
 #include "sfsdp/testing/interp/collectives.h"
 
-namespace sfsdp::ir::interp {
+namespace sfsdp::ir::interp::interpreter_test {
 namespace {
 
 Graph read(const std::string& mesh, std::string_view body) {
@@ -393,4 +393,4 @@ TEST_CASE("what it cannot run is an error that says so") {
 }
 
 }  // namespace
-}  // namespace sfsdp::ir::interp
+}  // namespace sfsdp::ir::interp::interpreter_test

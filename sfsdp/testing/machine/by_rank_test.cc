@@ -16,7 +16,7 @@
 #include "sfsdp/plan/verify/verify_plan.h"
 #include "sfsdp/testing/machine/reference.h"
 
-namespace sfsdp::plan::machine {
+namespace sfsdp::plan::machine::by_rank_test {
 namespace {
 
 // Each of four ranks reads its quarter of what all have, through views of a view.
@@ -225,4 +225,4 @@ TEST_CASE("by rank: broken texts are refused") {
   }
 }
 
-}  // namespace sfsdp::plan::machine
+}  // namespace sfsdp::plan::machine::by_rank_test

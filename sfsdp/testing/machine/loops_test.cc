@@ -16,7 +16,7 @@
 #include "sfsdp/plan/verify/verify_plan.h"
 #include "sfsdp/testing/machine/reference.h"
 
-namespace sfsdp::plan::machine {
+namespace sfsdp::plan::machine::loops_test {
 namespace {
 
 // x becomes 0.5 x + w as often as %n says; two values of the body share memory, one is made before it and read in each trip.
@@ -250,4 +250,4 @@ TEST_CASE("loops: broken plans are caught by the hazards, and the machine comput
   }
 }
 
-}  // namespace sfsdp::plan::machine
+}  // namespace sfsdp::plan::machine::loops_test

@@ -17,7 +17,7 @@
 #include "sfsdp/testing/interp/kernels.h"
 #include "sfsdp/testing/machine/reference.h"
 
-namespace sfsdp::plan::machine {
+namespace sfsdp::plan::machine::measured_reads_test {
 namespace {
 
 using ir::interp::Array;
@@ -259,4 +259,4 @@ TEST_CASE("a wrong map of what is added up over all rows is seen by the machine"
 }
 
 }  // namespace
-}  // namespace sfsdp::plan::machine
+}  // namespace sfsdp::plan::machine::measured_reads_test

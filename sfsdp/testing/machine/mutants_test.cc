@@ -19,7 +19,7 @@
 #include "sfsdp/testing/machine/reference.h"
 #include "sfsdp/testing/sharded_step.h"
 
-namespace sfsdp::plan::machine {
+namespace sfsdp::plan::machine::mutants_test {
 namespace {
 
 enum class By : uint8_t { Verifier, Both };
@@ -415,4 +415,4 @@ TEST_CASE("mutants: numbers of the host that a kernel reads at the wrong time or
 }
 
 }  // namespace
-}  // namespace sfsdp::plan::machine
+}  // namespace sfsdp::plan::machine::mutants_test

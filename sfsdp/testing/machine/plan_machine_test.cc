@@ -21,7 +21,7 @@
 #include "sfsdp/testing/machine/reference.h"
 #include "sfsdp/testing/random_graph.h"
 
-namespace sfsdp::plan::machine {
+namespace sfsdp::plan::machine::plan_machine_test {
 namespace {
 
 // The plan with `result` written over `operand`, as if its kernel were the last to read that and could.
@@ -251,4 +251,4 @@ TEST_CASE("plan machine: a constant whose bits are others than the plan's text s
   CHECK_THROWS_WITH_AS(outcome_of(other), doctest::Contains("as the plan's text says"), UserError);
 }
 
-}  // namespace sfsdp::plan::machine
+}  // namespace sfsdp::plan::machine::plan_machine_test

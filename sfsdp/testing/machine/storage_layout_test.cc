@@ -15,7 +15,7 @@
 #include "sfsdp/testing/machine/plan_machine.h"
 #include "sfsdp/testing/sharded_step.h"
 
-namespace sfsdp::plan::machine {
+namespace sfsdp::plan::machine::storage_layout_test {
 namespace {
 
 struct Texts {
@@ -99,4 +99,4 @@ TEST_CASE(
   }
 }
 
-}  // namespace sfsdp::plan::machine
+}  // namespace sfsdp::plan::machine::storage_layout_test

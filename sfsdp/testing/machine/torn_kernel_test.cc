@@ -9,7 +9,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/testing/interp/array.h"
 
-namespace sfsdp::plan::machine {
+namespace sfsdp::plan::machine::torn_kernel_test {
 namespace {
 
 // What is found while %y is half written over %a, each second element, after all of %p has been written: no element of %y has
@@ -58,4 +58,4 @@ TEST_CASE("torn kernel: a block that has begun to write finds nothing that other
 }
 
 }  // namespace
-}  // namespace sfsdp::plan::machine
+}  // namespace sfsdp::plan::machine::torn_kernel_test

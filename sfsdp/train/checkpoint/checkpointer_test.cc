@@ -16,7 +16,7 @@
 #include "sfsdp/testing/memory_folder.h"
 #include "sfsdp/train/checkpoint/load.h"
 
-namespace sfsdp::train::checkpoint {
+namespace sfsdp::train::checkpoint::checkpointer_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -578,4 +578,4 @@ TEST_CASE("a failed save is an error of all ranks at the end; the state in the b
   });
 }
 
-}  // namespace sfsdp::train::checkpoint
+}  // namespace sfsdp::train::checkpoint::checkpointer_test

@@ -13,7 +13,7 @@
 #include "sfsdp/train/checkpoint/load.h"
 #include "sfsdp/train/checkpoint/shard_file.h"
 
-namespace sfsdp::train::checkpoint {
+namespace sfsdp::train::checkpoint::comparable_test {
 namespace {
 
 using Shape = std::vector<int64_t>;
@@ -131,4 +131,4 @@ TEST_CASE("boxes of the same blocks are compared as they are, others run by run"
 }
 
 }  // namespace
-}  // namespace sfsdp::train::checkpoint
+}  // namespace sfsdp::train::checkpoint::comparable_test

@@ -239,7 +239,7 @@ int mkdir(const char* path, mode_t mode) noexcept {
 
 }  // extern "C"
 
-namespace sfsdp::train::checkpoint {
+namespace sfsdp::train::checkpoint::crash_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -597,4 +597,4 @@ TEST_CASE("crash: a rank dies at any call of a save while the other lives") {
     }
 }
 
-}  // namespace sfsdp::train::checkpoint
+}  // namespace sfsdp::train::checkpoint::crash_test

@@ -18,7 +18,7 @@
 #include "sfsdp/train/checkpoint/convert.h"
 #include "sfsdp/train/checkpoint/stretch_reader.h"
 
-namespace sfsdp::train::checkpoint {
+namespace sfsdp::train::checkpoint::left_out_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -317,4 +317,4 @@ TEST_CASE("a manifest that lies about what is left out is damaged") {
   refused("\"left_out\": {", "\"left_out\": [{", "F: ");
 }
 
-}  // namespace sfsdp::train::checkpoint
+}  // namespace sfsdp::train::checkpoint::left_out_test

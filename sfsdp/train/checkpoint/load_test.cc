@@ -21,7 +21,7 @@
 #include "sfsdp/train/checkpoint/store.h"
 #include "sfsdp/train/weights/safetensors.h"
 
-namespace sfsdp::train::checkpoint {
+namespace sfsdp::train::checkpoint::load_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -412,4 +412,4 @@ TEST_CASE("a range of several blocks has a hash for each, and a part of it is re
   CHECK_THROWS_AS(load(manifest, folder.path(), {piece}), DamagedError);
 }
 
-}  // namespace sfsdp::train::checkpoint
+}  // namespace sfsdp::train::checkpoint::load_test

@@ -7,7 +7,7 @@
 #include "sfsdp/base/hash.h"
 #include "sfsdp/base/strings.h"
 
-namespace sfsdp::train::checkpoint {
+namespace sfsdp::train::checkpoint::manifest_test {
 namespace {
 
 Manifest small() {
@@ -296,4 +296,4 @@ TEST_CASE("the hash is XXH3 as xxhsum -H3 prints it") {
   CHECK_FALSE(parse_hash("2d06800538d394c"));
 }
 
-}  // namespace sfsdp::train::checkpoint
+}  // namespace sfsdp::train::checkpoint::manifest_test

@@ -14,7 +14,7 @@
 #include "sfsdp/train/checkpoint/saver.h"
 #include "sfsdp/train/checkpoint/shard_file.h"
 
-namespace sfsdp::train::checkpoint {
+namespace sfsdp::train::checkpoint::memory_test {
 namespace {
 
 using testing::growth;
@@ -134,4 +134,4 @@ TEST_CASE("memory: of a matrix a load of some columns takes one block, and so do
   CHECK(std::ranges::count(all, std::byte{0x3f}) == std::ssize(all));
 }
 
-}  // namespace sfsdp::train::checkpoint
+}  // namespace sfsdp::train::checkpoint::memory_test

@@ -41,7 +41,7 @@ extern "C" ssize_t pread(int fd, void* to, size_t bytes, off_t offset) {
   return ::syscall(SYS_pread64, fd, to, bytes, offset);
 }
 
-namespace sfsdp::train::checkpoint {
+namespace sfsdp::train::checkpoint::read_fault_test {
 namespace {
 
 using testing::MemoryFolder;
@@ -92,4 +92,4 @@ TEST_CASE("an I/O error while checkpoints are read is no damage: all stay, and a
   }
 }
 
-}  // namespace sfsdp::train::checkpoint
+}  // namespace sfsdp::train::checkpoint::read_fault_test

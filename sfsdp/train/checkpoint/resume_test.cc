@@ -17,7 +17,7 @@
 #include "sfsdp/testing/memory_folder.h"
 #include "sfsdp/train/checkpoint/checkpointer.h"
 
-namespace sfsdp::train::checkpoint {
+namespace sfsdp::train::checkpoint::resume_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -290,4 +290,4 @@ TEST_CASE("the launch is that of torchrun's variables, where these are a run's o
   CHECK(with("a\nb\xff", "x") == std::pair(std::string("a?b?"), false));
 }
 
-}  // namespace sfsdp::train::checkpoint
+}  // namespace sfsdp::train::checkpoint::resume_test

@@ -15,7 +15,7 @@
 #include "sfsdp/train/config/config.h"
 #include "sfsdp/train/config/config_fields.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::config_print_test {
 namespace {
 
 JobConfig from_flags(const std::vector<std::string>& flags) { return load_config(flags); }
@@ -70,4 +70,4 @@ TEST_CASE("profiling.profile_freq has room for the steps that are timed") {
 }
 
 }  // namespace
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::config_print_test

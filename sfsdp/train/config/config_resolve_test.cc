@@ -7,7 +7,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/train/config/step_setup.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::config_resolve_test {
 namespace {
 
 TEST_CASE("gradients and moments of another dtype than the parameters are refused by train, by name") {
@@ -221,4 +221,4 @@ TEST_CASE(
   refused(mixed, "expected tensors for both");
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::config_resolve_test

@@ -16,7 +16,7 @@
 #include "sfsdp/train/config/config_resolve.h"
 #include "sfsdp/tune/remat_share.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::config_test {
 
 namespace {
 
@@ -581,4 +581,4 @@ TEST_CASE("every mistake in what keys are together is told with the keys, what w
   expect_named(message([&] { mesh_flags("dp_shard=0"); }), "--mesh dp_shard=0: dp_shard = 0", "at least 1");
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::config_test

@@ -16,7 +16,7 @@
 #include "sfsdp/train/data/data_files.h"
 #include "sfsdp/train/data/token_file.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::dataset_test {
 
 namespace {
 
@@ -366,4 +366,4 @@ TEST_CASE("libtorch_headers needs a vocabulary of all bytes") {
       doctest::Contains("set --model.args.vocab_size 256"), UserError);
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::dataset_test

@@ -14,7 +14,7 @@
 namespace sfsdp::train {
 namespace {
 
-constexpr size_t kPiece = 1 << 20;
+constexpr size_t kLinePiece = 1 << 20;
 
 bool has_json_name(const std::string& path) {
   const std::string name = InputFile::name_without_compression(path);
@@ -67,7 +67,7 @@ class Lines {
     if (size > kMostDocumentBytes)
       throw UserError(concat(path_, ":", number_ + 1, ": a document of more than ", kMostDocumentBytes,
                              " bytes\n  expected shorter ones; cut text with --split-on lines or blank-lines"));
-    buffer_.resize(size + std::max(kPiece, size));  // doubles, so that a long line is copied a few times only
+    buffer_.resize(size + std::max(kLinePiece, size));  // doubles, so that a long line is copied a few times only
     const size_t got = file_.read(std::span(buffer_).subspan(size));
     buffer_.resize(size + got);
     return got > 0;

@@ -19,7 +19,7 @@
 namespace sfsdp::train {
 namespace {
 
-constexpr size_t kPiece = 256 << 10;
+constexpr size_t kFilePiece = 256 << 10;
 
 FileStamp stamp_of(const struct stat& status) {
   return {status.st_size, int64_t{status.st_mtim.tv_sec} * 1000000000 + status.st_mtim.tv_nsec};
@@ -152,7 +152,7 @@ InputFile::InputFile(const std::string& path) : state_(std::make_unique<State>()
   if (::fstat(state_->fd, &status) != 0 || !S_ISREG(status.st_mode)) fail(path, "is no regular file", "a file");
   if (path.ends_with(".gz")) state_->decoder = std::make_unique<GzipDecoder>();
   if (path.ends_with(".zst")) state_->decoder = std::make_unique<ZstdDecoder>();
-  if (state_->decoder) state_->buffer.resize(kPiece);
+  if (state_->decoder) state_->buffer.resize(kFilePiece);
 }
 
 InputFile::~InputFile() = default;

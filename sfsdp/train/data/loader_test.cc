@@ -15,7 +15,7 @@
 #include "sfsdp/testing/temporary_folder.h"
 #include "sfsdp/train/data/sample_source.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::loader_test {
 
 namespace {
 
@@ -326,4 +326,4 @@ TEST_CASE("a loader that nobody reads from ends at once, with rows waiting or no
   }
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::loader_test

@@ -17,7 +17,7 @@
 #include "sfsdp/train/data/tokenize.h"
 #include "sfsdp/train/data/validation.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::loss_mask_test {
 namespace {
 
 using testing::TemporaryFolder;
@@ -366,4 +366,4 @@ TEST_CASE("a token file with masks is of version 3, four bytes wide, its top bit
 }
 
 }  // namespace
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::loss_mask_test

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace sfsdp::train {
+namespace sfsdp::train::mix_test {
 
 namespace {
 
@@ -81,4 +81,4 @@ TEST_CASE("other weights go on from old credits") {
   CHECK(std::abs(a - 100) <= 2);
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::mix_test

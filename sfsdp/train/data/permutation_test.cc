@@ -11,7 +11,7 @@
 
 #include "sfsdp/base/check.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::permutation_test {
 
 namespace {
 
@@ -88,4 +88,4 @@ TEST_CASE("neighbours do not stay neighbours") {
   CHECK_THROWS_AS(Permutation(4, 0, 0)[4], InternalError);
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::permutation_test

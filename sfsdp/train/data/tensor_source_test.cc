@@ -13,7 +13,7 @@
 #include "sfsdp/testing/temporary_folder.h"
 #include "sfsdp/train/data/loader.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::tensor_source_test {
 namespace {
 
 // A safetensors file of tensors of f32: name, shape, values counting on from `first`.
@@ -135,4 +135,4 @@ TEST_CASE("files of samples that do not fit each other are refused by name") {
 }
 
 }  // namespace
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::tensor_source_test

@@ -15,7 +15,7 @@
 #include "sfsdp/testing/temporary_folder.h"
 #include "sfsdp/train/data/documents.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::token_cache_test {
 
 namespace {
 
@@ -170,4 +170,4 @@ TEST_CASE("inputs and folders that cannot be used are named") {
                        doctest::Contains("set --job.dump_folder"), UserError);
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::token_cache_test

@@ -13,7 +13,7 @@
 #include "sfsdp/base/strings.h"
 #include "sfsdp/testing/temporary_folder.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::token_file_test {
 namespace {
 
 using testing::TemporaryFolder;
@@ -148,4 +148,4 @@ TEST_CASE("dataset.json names its shards, and refuses paths and sums that are wr
 }
 
 }  // namespace
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::token_file_test

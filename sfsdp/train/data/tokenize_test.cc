@@ -19,7 +19,7 @@
 #include "sfsdp/testing/temporary_folder.h"
 #include "sfsdp/train/data/token_file.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::tokenize_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -258,4 +258,4 @@ TEST_CASE("inputs that cannot be read are named, with the line") {
 }
 
 }  // namespace
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::tokenize_test

@@ -10,7 +10,7 @@
 #include "sfsdp/testing/temporary_folder.h"
 #include "sfsdp/train/data/sample_source.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::validation_test {
 
 namespace {
 
@@ -95,4 +95,4 @@ TEST_CASE("steps bounds the batches, and one pass bounds the steps") {
   CHECK(read == std::vector<int64_t>{0, 1});
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::validation_test

@@ -14,7 +14,6 @@
 namespace sfsdp::train {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr std::array<std::string_view, kFields> kNames = {"loss",        "grad_norm",
                                                           "lr",          "tokens",

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -27,6 +28,7 @@ enum class Field : uint8_t {
   Between,
 };
 inline constexpr size_t kFields = 13;
+inline constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 // As metrics.jsonl spells it: "grad_norm".
 std::string_view to_string(Field field);
 

@@ -11,7 +11,7 @@
 #include "sfsdp/train/metrics.h"
 #include "sfsdp/train/run_facts.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::run_files_test {
 namespace {
 
 using Pairs = std::vector<std::pair<std::string, std::string>>;
@@ -133,4 +133,4 @@ TEST_CASE("a file that was moved aside is read by its own name, with the run.jso
   CHECK(read_run(path).starts.size() == 1);
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::run_files_test

@@ -15,8 +15,6 @@
 namespace sfsdp::train {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-
 std::string pairs_list(const std::vector<std::pair<std::string, std::string>>& pairs) {
   return page_list(pairs,
                    [](const auto& p) { return concat("[", json_quoted(p.first), ",", json_quoted(p.second), "]"); });

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace sfsdp::train {
+namespace sfsdp::train::run_report_test {
 namespace {
 
 RunFiles run_of(int64_t steps) {
@@ -117,4 +117,4 @@ TEST_CASE("the page asks nothing of the network") {
     CHECK(page.find(word) == std::string::npos);
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::run_report_test

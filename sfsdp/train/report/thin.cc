@@ -11,8 +11,6 @@
 namespace sfsdp::train {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-
 // `seconds`: up to the begin of these steps.
 Point point_of(std::span<const StepLine> steps, double seconds) {
   Point point;

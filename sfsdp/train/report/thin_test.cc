@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-namespace sfsdp::train {
+namespace sfsdp::train::thin_test {
 namespace {
 
 StepLine line_of(int64_t step, double loss) {
@@ -62,4 +62,4 @@ TEST_CASE("where no value is finite there is none to draw") {
   CHECK(points[0].not_finite == 2);
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::thin_test

@@ -26,7 +26,7 @@ using checkpoint::StretchReader;
 using exported::StateTensor;
 using exported::ZipEntry;
 
-constexpr int64_t kBlock = 1 << 20;  // elements, and bytes of what is copied
+constexpr int64_t kExportBlock = 1 << 20;  // elements, and bytes of what is copied
 
 // The tensor of the checkpoint that holds a tensor of the archive, under the first name of those that are tied.
 struct Held {
@@ -76,15 +76,16 @@ void write_values(const Held& held, MergedReader& reader, const exported::ZipArc
   const int64_t numel = ir::Type::tensor(t.dtype, t.sizes).numel(), element = ir::size_in_bytes(t.dtype);
   const auto at = [&](int64_t place) { return static_cast<int64_t>(entry.offset) + place * element; };
   if (exported::is_row_major(t)) {
-    for (int64_t begin = 0; begin < numel; begin += kBlock)
-      write_file(file, reader.read(held.piece, begin, std::min(numel, begin + kBlock)), at(t.offset + begin), path);
+    for (int64_t begin = 0; begin < numel; begin += kExportBlock)
+      write_file(file, reader.read(held.piece, begin, std::min(numel, begin + kExportBlock)), at(t.offset + begin),
+                 path);
     return;
   }
   // With other strides the whole entry is put together in memory.
   std::vector<std::byte> whole(entry.bytes);
   written.read(entry, 0, whole);  // other tensors may lie in it
-  for (int64_t begin = 0; begin < numel; begin += kBlock) {
-    const int64_t end = std::min(numel, begin + kBlock);
+  for (int64_t begin = 0; begin < numel; begin += kExportBlock) {
+    const int64_t end = std::min(numel, begin + kExportBlock);
     const auto values = reader.read(held.piece, begin, end);
     for (int64_t i = begin; i < end; ++i)
       std::memcpy(whole.data() + exported::place_of(t, i) * element, values.data() + (i - begin) * element,
@@ -98,7 +99,7 @@ void write_crc(const exported::ZipArchive& written, const ZipEntry& entry, int f
   uLong crc = 0;
   std::vector<std::byte> block;
   for (uint64_t begin = 0; begin < entry.bytes; begin += block.size()) {
-    block.resize(std::min<uint64_t>(kBlock, entry.bytes - begin));
+    block.resize(std::min<uint64_t>(kExportBlock, entry.bytes - begin));
     written.read(entry, begin, block);
     crc = crc32_z(crc, reinterpret_cast<const Bytef*>(block.data()), block.size());
   }
@@ -146,8 +147,8 @@ void export_safetensors(const std::string& checkpoint, const std::string& archiv
     auto at = static_cast<int64_t>(first.size());
     for (const Held& held : all) {
       const int64_t numel = ir::Type::tensor(held.tensor->dtype, held.tensor->sizes).numel();
-      for (int64_t begin = 0; begin < numel; begin += kBlock) {
-        const auto values = reader.read(held.piece, begin, std::min(numel, begin + kBlock));
+      for (int64_t begin = 0; begin < numel; begin += kExportBlock) {
+        const auto values = reader.read(held.piece, begin, std::min(numel, begin + kExportBlock));
         write_file(file, values, at, path);
         at += static_cast<int64_t>(values.size());
       }

@@ -13,7 +13,7 @@
 #include "sfsdp/plan/common_runs.h"
 #include "sfsdp/testing/source_dir.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::archive_values_test {
 namespace {
 
 // The place in the whole of each element of a box, in its order: element by element.
@@ -87,4 +87,4 @@ TEST_CASE("a range of any box of a tensor comes out of an archive, also of one t
   }
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::archive_values_test

@@ -16,7 +16,7 @@
 #include "sfsdp/plan/common_runs.h"
 #include "sfsdp/testing/temporary_folder.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::block_scales_test {
 namespace {
 
 struct Tensor {
@@ -302,4 +302,4 @@ TEST_CASE("block_scales: a scale that is no finite number above 0 is refused wit
         "tensor w.weight_scale_inv has nan at [1, 1]" + expected);
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::block_scales_test

@@ -40,7 +40,7 @@ struct F16 {
 };
 
 // Elements that are converted at a time: their number is known to the compiler, which so takes vector instructions.
-constexpr size_t kBlock = 64;
+constexpr size_t kConvertBlock = 64;
 
 // Loads and stores by memcpy: a file's bytes need not be aligned.
 template <class In, class Out, size_t Count>
@@ -69,7 +69,8 @@ int64_t convert_as(const std::byte* in, std::byte* out, size_t count) {
   constexpr size_t kIn = sizeof(typename In::Stored), kOut = sizeof(typename Out::Stored);
   int64_t lost = 0;
   size_t i = 0;
-  for (; i + kBlock <= count; i += kBlock) lost += convert_block<In, Out, kBlock>(in + i * kIn, out + i * kOut);
+  for (; i + kConvertBlock <= count; i += kConvertBlock)
+    lost += convert_block<In, Out, kConvertBlock>(in + i * kIn, out + i * kOut);
   for (; i < count; ++i) lost += convert_block<In, Out, 1>(in + i * kIn, out + i * kOut);
   return lost;
 }
@@ -79,12 +80,12 @@ template <class In>
 std::optional<int64_t> first_not_finite_of(std::span<const std::byte> in) {
   constexpr size_t kSize = sizeof(typename In::Stored);
   const size_t count = in.size() / kSize;
-  for (size_t begin = 0; begin < count; begin += kBlock) {
-    typename In::Stored x[kBlock] = {};
-    std::memcpy(x, in.data() + begin * kSize, std::min(kBlock, count - begin) * kSize);
+  for (size_t begin = 0; begin < count; begin += kConvertBlock) {
+    typename In::Stored x[kConvertBlock] = {};
+    std::memcpy(x, in.data() + begin * kSize, std::min(kConvertBlock, count - begin) * kSize);
     int32_t wrong = 0;
     for (const auto& value : x) wrong += static_cast<int32_t>(!(std::abs(In::widen(value)) <= In::kLargest));
-    for (size_t i = 0; i < kBlock && wrong > 0; ++i)
+    for (size_t i = 0; i < kConvertBlock && wrong > 0; ++i)
       if (!(std::abs(In::widen(x[i])) <= In::kLargest)) return static_cast<int64_t>(begin + i);
   }
   return std::nullopt;

@@ -125,7 +125,6 @@ const std::vector<Family>& llama_families() {
 }
 
 constexpr std::string_view kGpt2 = "GPT2LMHeadModel";
-constexpr std::string_view kDeepSeekV3 = "DeepseekV3ForCausalLM", kDeepSeekV2 = "DeepseekV2ForCausalLM";
 constexpr int64_t kDefaultWindow = 4096;  // of all three classes that have one
 
 // Whether a layer attends over a window. Qwen's two rules for it: a list of the layers' types, or the first layer of those.

@@ -17,6 +17,9 @@ struct JsonValue;
 
 namespace sfsdp::train {
 
+// Names of `architectures` in config.json.
+inline constexpr std::string_view kDeepSeekV3 = "DeepseekV3ForCausalLM", kDeepSeekV2 = "DeepseekV2ForCausalLM";
+
 // args are what models::ModelSpec::args of `model` takes. For "llama3" (Llama, Mistral, Mixtral, Qwen2, Qwen3 and Qwen3-MoE):
 //   int64_t dim n_layers n_heads n_kv_heads vocab_size hidden_dim head_dim; double norm_eps rope_theta;
 //   bool tied, qkv_bias, qk_norm, rope_scaling, and if that is true double rope_scaling_factor rope_low_freq_factor

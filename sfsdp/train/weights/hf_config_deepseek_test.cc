@@ -14,7 +14,7 @@
 #include "sfsdp/train/weights/hf_names.h"
 #include "sfsdp/train/weights/hf_parameters.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::hf_config_deepseek_test {
 namespace {
 
 using testing::kDeepSeekV2, testing::kDeepSeekV2Lite;
@@ -241,4 +241,4 @@ TEST_CASE("hf_config_json: a DeepSeek that no class of transformers computes is 
             .starts_with("model.args.expert_bias = true" + none_v2 + "  expected false"));
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::hf_config_deepseek_test

@@ -104,7 +104,6 @@ const std::map<std::string, std::string>& model_types() {
 }
 
 constexpr std::string_view kQwen3Moe = "Qwen3MoeForCausalLM", kMixtral = "MixtralForCausalLM";
-constexpr std::string_view kDeepSeekV3 = "DeepseekV3ForCausalLM", kDeepSeekV2 = "DeepseekV2ForCausalLM";
 
 void write_llama_mixture(const HfConfig& config, Document& out) {
   const bool mixtral = config.architecture == kMixtral;

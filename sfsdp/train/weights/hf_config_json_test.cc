@@ -7,7 +7,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/json.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::hf_config_json_test {
 namespace {
 
 // As the registry has a llama3 made by flavor: widths by a rule, the position as a number.
@@ -130,4 +130,4 @@ TEST_CASE("hf_config_json: Mistral's window is always written, as its class has 
   CHECK(parse_hf_config(hf_config_json(config, ir::DType::f32, 512, ""), "c").sliding_window == 64);
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::hf_config_json_test

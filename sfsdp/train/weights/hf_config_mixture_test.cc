@@ -13,7 +13,7 @@
 #include "sfsdp/train/weights/hf_names.h"
 #include "sfsdp/train/weights/hf_parameters.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::hf_config_mixture_test {
 namespace {
 
 // As published with Qwen3 30B-A3B and Mixtral 8x7B v0.1.
@@ -267,4 +267,4 @@ TEST_CASE("hf_parameters: a mixture's experts are asked for, stacked") {
   }
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::hf_config_mixture_test

@@ -9,7 +9,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/testing/temporary_folder.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::hf_config_test {
 
 namespace {
 
@@ -353,4 +353,4 @@ TEST_CASE("hf_config: is read from the folder, and a missing one is named") {
   CHECK(read_hf_config(folder.path()).model == "gpt");
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::hf_config_test

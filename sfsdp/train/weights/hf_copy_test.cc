@@ -13,7 +13,7 @@
 #include "sfsdp/plan/common_runs.h"
 #include "sfsdp/train/weights/float_convert.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::hf_copy_test {
 namespace {
 
 template <class T>
@@ -275,4 +275,4 @@ TEST_CASE("float_convert: half precision rounds to nearest even, and what become
   CHECK(one[0] == 0x7fc0);
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::hf_copy_test

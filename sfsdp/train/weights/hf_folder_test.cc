@@ -13,7 +13,7 @@
 #include "sfsdp/testing/temporary_folder.h"
 #include "sfsdp/train/weights/safetensors.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::hf_folder_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -167,4 +167,4 @@ TEST_CASE("hf_folder: a folder of assets that is not there is refused, one witho
   CHECK(check_hf_assets(folder.path()).empty());
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::hf_folder_test

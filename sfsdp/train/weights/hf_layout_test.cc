@@ -9,7 +9,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/train/weights/hf_folder.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::hf_layout_test {
 namespace {
 
 // The parameters of a Llama 3 by shape alone, in our model's order.
@@ -110,4 +110,4 @@ TEST_CASE("hf_layout: tensors lie packed after a header of a multiple of 8 bytes
                        doctest::Contains("export_dtype is f64"), UserError);
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::hf_layout_test

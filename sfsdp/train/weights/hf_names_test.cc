@@ -10,7 +10,7 @@
 
 #include "sfsdp/base/check.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::hf_names_test {
 
 namespace {
 
@@ -153,4 +153,4 @@ TEST_CASE("hf_names: rotary pairs side by side come from two halves, in each hea
   CHECK_THROWS_AS(source_row(q, 10, 0), InternalError);  // a head of 5 rows has no pairs
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::hf_names_test

@@ -7,7 +7,7 @@
 
 #include "sfsdp/base/error.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::hf_parameters_test {
 namespace {
 
 // Two heads of 8 over a width of 12, one of them for keys and values: all widths differ.
@@ -79,4 +79,4 @@ TEST_CASE("hf_parameters: what shapes do not show is compared by the model's arg
   }
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::hf_parameters_test

@@ -13,7 +13,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/testing/temporary_folder.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::hf_unread_test {
 namespace {
 
 struct Tensor {
@@ -121,4 +121,4 @@ TEST_CASE("hf_unread: the output of a tied model may be there as the embedding's
   }
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::hf_unread_test

@@ -16,7 +16,7 @@
 #include "sfsdp/testing/source_dir.h"
 #include "sfsdp/train/weights/safetensors_header.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::peft_import_test {
 namespace {
 
 using testing::MemoryFolder;
@@ -188,4 +188,4 @@ TEST_CASE("the folder that PEFT 0.21 has written is read whole") {
   CHECK(adapter.size() == 6);
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::peft_import_test

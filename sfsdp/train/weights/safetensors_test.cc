@@ -14,7 +14,7 @@
 #include "sfsdp/testing/temporary_folder.h"
 #include "sfsdp/testing/tensor_bytes.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::safetensors_test {
 
 namespace {
 
@@ -420,4 +420,4 @@ TEST_CASE("safetensors: a checkpoint that is not whole, or leaves its folder, is
   CHECK(contains(checkpoint_message(folder.path()), "out of date"));
 }
 
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::safetensors_test

@@ -13,7 +13,7 @@ namespace sfsdp::train::tokenizer {
 namespace {
 
 constexpr size_t kMostAdded = 1 << 16;
-constexpr size_t kMostBytes = 1024;  // of one: a walk from each place of a text must stay short
+constexpr size_t kMostTokenBytes = 1024;  // of one: a walk from each place of a text must stay short
 
 }  // namespace
 
@@ -69,8 +69,8 @@ AddedTokens AddedTokens::parse(const std::optional<Field>& field, const BpeModel
     item.allow_only({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
     Token token;
     token.content = item.at("content").text();
-    if (token.content.empty() || token.content.size() > kMostBytes)
-      item.at("content").refuse(concat("a text of 1 to ", kMostBytes, " bytes"));
+    if (token.content.empty() || token.content.size() > kMostTokenBytes)
+      item.at("content").refuse(concat("a text of 1 to ", kMostTokenBytes, " bytes"));
     if (!result.places_.emplace(token.content, result.tokens_.size()).second)
       item.at("content").refuse("a token that is not added twice");
     const auto own = model.find(token.content);

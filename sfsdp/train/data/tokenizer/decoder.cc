@@ -12,8 +12,6 @@
 namespace sfsdp::train::tokenizer {
 namespace {
 
-constexpr int kMostDepth = 8;
-
 std::string joined(const std::vector<std::string>& tokens, std::string_view between) {
   std::string text;
   for (const std::string& token : tokens) {

@@ -13,6 +13,8 @@
 
 namespace sfsdp::train::tokenizer {
 
+inline constexpr int kMostDepth = 8;  // of sequences in sequences
+
 // A value of a tokenizer.json, and where it stands: what is not understood is refused by that name.
 class Field {
  public:

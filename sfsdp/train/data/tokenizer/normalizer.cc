@@ -12,8 +12,6 @@
 namespace sfsdp::train::tokenizer {
 namespace {
 
-constexpr int kMostDepth = 8;  // of sequences in sequences
-
 // With overloads: the step that std::visit finds.
 template <class... Bodies>
 struct Overloaded : Bodies... {

@@ -16,7 +16,7 @@
 namespace sfsdp::train::tokenizer {
 namespace {
 
-constexpr size_t kMostBytes = 1 << 16;
+constexpr size_t kMostPatternBytes = 1 << 16;
 // A well-known pattern goes back a few times per byte. One that does so n^2 or 2^n times ends here.
 constexpr size_t kLeastRetries = 10'000'000, kRetriesPerByte = 20;
 // A place to go back to takes 56 bytes; a group that repeats leaves two of them per turn.
@@ -78,8 +78,8 @@ struct Pattern::State {
 };
 
 Pattern Pattern::compile(std::string_view pattern, const std::string& where) {
-  if (pattern.size() > kMostBytes)
-    throw UserError(concat(where, ": a pattern of ", pattern.size(), " bytes\n  expected at most ", kMostBytes));
+  if (pattern.size() > kMostPatternBytes)
+    throw UserError(concat(where, ": a pattern of ", pattern.size(), " bytes\n  expected at most ", kMostPatternBytes));
   initialise();
   auto state = std::make_shared<State>();
   state->where = where;

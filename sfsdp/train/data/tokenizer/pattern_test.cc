@@ -10,7 +10,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/json.h"
 
-namespace sfsdp::train::tokenizer {
+namespace sfsdp::train::tokenizer::pattern_test {
 namespace {
 
 using Ranges = std::vector<std::pair<uint64_t, uint64_t>>;
@@ -89,4 +89,4 @@ TEST_CASE("groups that repeat 300,000 times need no more stack than there is") {
 }
 
 }  // namespace
-}  // namespace sfsdp::train::tokenizer
+}  // namespace sfsdp::train::tokenizer::pattern_test

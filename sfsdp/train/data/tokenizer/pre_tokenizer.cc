@@ -11,7 +11,6 @@
 namespace sfsdp::train::tokenizer {
 namespace {
 
-constexpr int kMostDepth = 8;      // of sequences in sequences
 constexpr size_t kMostSteps = 32;  // each may copy a word
 
 // GPT-2's own words: https://github.com/openai/gpt-2, src/encoder.py.

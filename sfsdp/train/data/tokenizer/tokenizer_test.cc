@@ -12,7 +12,7 @@
 #include "sfsdp/base/json.h"
 #include "sfsdp/testing/temporary_folder.h"
 
-namespace sfsdp::train {
+namespace sfsdp::train::tokenizer_test {
 namespace {
 
 const std::vector<std::string> kPipelines = {"gpt2",  "llama3", "qwen2",     "deepseek",
@@ -257,4 +257,4 @@ TEST_CASE("a folder, or the file in it, is loaded with the config beside it") {
 }
 
 }  // namespace
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::tokenizer_test
