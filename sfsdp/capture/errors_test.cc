@@ -122,6 +122,21 @@ std::string error_of_run(const Body& body, const Tensor& data) {
   return "ran";
 }
 
+TEST_CASE("a product of two dtypes is refused as eager refuses it, with op, module path, dtypes and what to do") {
+  const auto refuses = [](const std::string& op, const std::string& types, const Body& body) {
+    CHECK_THROWS_AS(body(at::ones({3, 4})), c10::Error);
+    expect_error(body, {op + " at blocks.gate is given " + types, "expected the same dtype of all", ".to("});
+  };
+  const Tensor w = at::ones({5, 4}).to(at::kBFloat16), stack = at::ones({3, 4, 5}).to(at::kBFloat16);
+  refuses("aten.mm", "f32[3, 4] and bf16[4, 5]", [&](const Tensor& x) { return at::linear(x, w); });
+  refuses("aten.mm", "f32[3, 4] and bf16[4, 5]", [&](const Tensor& x) { return at::linear(x.unsqueeze(0), w); });
+  refuses("aten.bmm", "f32[3, 1, 4] and bf16[3, 4, 5]",
+          [&](const Tensor& x) { return at::bmm(x.unsqueeze(1), stack); });
+  refuses("aten.convolution", "f32[3, 4, 1] and bf16[5, 4, 1]",
+          [&](const Tensor& x) { return at::conv1d(x.unsqueeze(2), w.unsqueeze(2)); });
+  CHECK(error_of([&](const Tensor& x) { return at::linear(x, w.to(at::kFloat)); }) == "captured");
+}
+
 TEST_CASE("comparing two tensors of one shape takes them as different, and the step checks that they are") {
   CHECK(error_of([](const Tensor& x) { return at::equal(x, x) ? x : throw std::logic_error("the same value"); }) ==
         "captured");

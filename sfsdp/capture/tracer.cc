@@ -15,6 +15,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/module_scope.h"
+#include "sfsdp/capture/check_product.h"
 #include "sfsdp/capture/dispatch_key.h"
 #include "sfsdp/capture/functional_twin.h"
 #include "sfsdp/capture/meta_kernels.h"
@@ -478,6 +479,7 @@ ir::Op* Tracer::add_op(const c10::OperatorHandle& called, const c10::OperatorHan
   recorded->operand_lists = std::move(lists);
   recorded->attrs = std::move(attrs);
   note_position(*recorded);
+  check_product(*recorded);
   return recorded;
 }
 

@@ -33,27 +33,49 @@ bool is_within(std::string_view path, std::string_view module) {
   return path.starts_with(module) && (path.size() == module.size() || path[module.size()] == '.');
 }
 
-// What is made of parameters and of the batch: neither a weight in another form nor a table of angles.
-std::unordered_set<const Value*> activations(const ir::Graph& graph) {
-  std::unordered_set<const Value*> of_params, of_batch, both;
+// What forward makes of parameters and the batch.
+struct Activations {
+  std::unordered_set<const Value*> weights,
+      values;  // made of parameters alone; of both: neither a weight nor a table of angles
+  std::unordered_set<const Op*>
+      loss;  // after the last product with a weight: no op of forward that follows reads a weight
+};
+
+Activations find_activations(const ir::Graph& graph, const ir::Index& index) {
+  std::unordered_set<const Value*> of_batch;
+  Activations found;
   for (const auto& op : graph.ops()) {
-    const auto is_of = [&](const std::unordered_set<const Value*>& values) {
+    const auto reads = [&](const std::unordered_set<const Value*>& values) {
       return std::ranges::any_of(op->operands, [&](const Value* operand) { return values.contains(operand); });
     };
-    const bool is_param = op->is("param") || is_of(of_params), is_batch = op->is("input") || is_of(of_batch);
+    const bool is_both = reads(found.values);
+    const bool is_param = op->is("param") || reads(found.weights), is_batch = op->is("input") || reads(of_batch);
     for (const auto& result : op->results()) {
-      if (is_param) of_params.insert(result.get());
-      if (is_batch) of_batch.insert(result.get());
-      if (is_param && is_batch) both.insert(result.get());
+      if (is_batch || is_both) of_batch.insert(result.get());
+      if (is_both || (is_param && is_batch))
+        found.values.insert(result.get());
+      else if (is_param)
+        found.weights.insert(result.get());
     }
   }
-  return both;
+  const auto follows = [&](const Op* reader) {
+    return reader->section != ir::Section::Fwd || found.loss.contains(reader);
+  };
+  for (size_t i = graph.ops().size(); i-- > 0;) {
+    const auto& op = graph.ops()[i];
+    const auto is_last = [&](const auto& result) { return std::ranges::all_of(index.readers(result.get()), follows); };
+    const auto is_weight = [&](const Value* operand) { return found.weights.contains(operand); };
+    if (op->section == ir::Section::Fwd && !ir::is_root(*op) && std::ranges::none_of(op->operands, is_weight) &&
+        std::ranges::all_of(op->results(), is_last))
+      found.loss.insert(op.get());
+  }
+  return found;
 }
 
 class Finder {
  public:
   Finder(const ir::Graph& graph, int64_t ranks)
-      : graph_(graph), ranks_(ranks), index_(graph), activations_(activations(graph)) {
+      : graph_(graph), ranks_(ranks), index_(graph), activations_(find_activations(graph, index_)) {
     for (const auto& op : graph.ops())
       if (op->section == ir::Section::Fwd)
         for (const std::string_view module : modules_of(op->module_path)) modules_.insert(module);
@@ -82,12 +104,15 @@ class Finder {
   std::vector<ConstrainedValue> found;
 
  private:
+  // What the last product gives is read by the loss, which has no module of its own.
   bool is_result_of(const Value& value, std::string_view module) const {
-    const auto readers = index_.readers(&value);
-    return activations_.contains(&value) && std::ranges::any_of(readers, [&](const Op* reader) {
-             return reader->section == ir::Section::Loss ||
-                    (reader->section == ir::Section::Fwd && !is_within(reader->module_path, module));
-           });
+    if (!activations_.values.contains(&value)) return false;
+    const bool is_of_loss = activations_.loss.contains(value.producer());
+    return std::ranges::any_of(index_.readers(&value), [&](const Op* reader) {
+      return reader->section == ir::Section::Loss ||
+             (reader->section == ir::Section::Fwd &&
+              (!is_within(reader->module_path, module) || (!is_of_loss && activations_.loss.contains(reader))));
+    });
   }
 
   void add(const Value& value, std::string_view module, const Constraint& constraint) {
@@ -114,7 +139,7 @@ class Finder {
   const ir::Graph& graph_;
   const int64_t ranks_;
   const ir::Index index_;
-  const std::unordered_set<const Value*> activations_;
+  const Activations activations_;
   std::set<std::string_view> modules_;  // of forward
   std::unordered_set<const Value*> known_;
 };

@@ -49,16 +49,43 @@ const std::string kMlp = R"(
     carry %w2 = %w2.grad
 )";
 
+// Rows, their norm without a weight, a head and a loss that capture could not tell from the model: it counts to the head.
+const std::string kHead = R"(
+  graph mesh [] view global
+    %w = param name=body.weight : f32[6, 6] at body.weight
+    %o = param name=output.weight : f32[8, 6] at output.weight
+    %x = input name=x : f32[2, 4, 6]
+    %t = input name=t : i64[8]
+  fwd:
+    %h = linear %x, %w : f32[2, 4, 6] at body
+    %logits = linear %h, %o : f32[2, 4, 8] at output
+    %rows = aten.view %logits size=[8, 8] : f32[8, 8] at output
+    %loss, %n, %lse = cross_entropy %rows, %t : f32[], f32[], f32[8] at output
+  bwd:
+    %one = full value=1.0 : f32[]
+    %drows = cross_entropy_backward %one, %rows, %t, %n, %lse bwd_of=%loss : f32[8, 8] at output
+    %dlogits = aten.view %drows size=[2, 4, 8] : f32[2, 4, 8] at output
+    %do = linear_dw %dlogits, %h bwd_of=%logits : f32[8, 6] at output
+    %dh = linear_dx %dlogits, %o bwd_of=%logits : f32[2, 4, 6] at output
+    %dw = linear_dw %dh, %x bwd_of=%h : f32[6, 6] at body
+    %w.grad = gradient %dw param=body.weight : f32[6, 6]
+    %o.grad = gradient %do param=output.weight : f32[8, 6]
+    return %loss
+    carry %w = %w.grad
+    carry %o = %o.grad
+)";
+
 struct Cut {
   ir::Graph graph;
   PartitionReport report;
 };
 
-Cut cut(const std::string& text, const std::vector<Constraint>& constraints) {
+Cut cut(const std::string& text, const std::vector<Constraint>& constraints,
+        const std::vector<TensorParallelRule>& weights = {{"*.w1", Shard(0)}, {"*.w2", Shard(1)}}) {
   ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
   graph.mesh = {{"tp", 2}};
   graph.view = ir::Graph::View::Local;
-  const TensorParallel rules = tensor_parallel({{"*.w1", Shard(0)}, {"*.w2", Shard(1)}}, {.constraints = constraints});
+  const TensorParallel rules = tensor_parallel(weights, {.constraints = constraints});
   PartitionReport report =
       partition(graph, {"tp", 2}, separate_blocks(graph, find_cuts(graph, rules, 2)), rules.options);
   for (const ir::Diagnostic& wrong : ir::verify(graph)) FAIL_CHECK(wrong.message, "\n", wrong.detail);
@@ -99,6 +126,40 @@ TEST_CASE("constrain: the report says what lay how, and who wants it otherwise")
   CHECK(constraint == "constrain(\"mlp.*\", Shard(0))");
   CHECK(from == "a summand");
   CHECK(to == "cut in dimension 0");
+}
+
+TEST_CASE("constrain: logits are the head's result, of which no weight is read after them, and mean the same") {
+  const auto sent_of_head = [](const std::vector<Constraint>& constraints) {
+    const Cut made = cut(kHead, constraints, {{"output", Shard(0)}});
+    testing::expect_same_meaning(kHead, made.graph, 2);
+    std::string all;
+    for (const auto& op : made.graph.ops())
+      if (op->section == ir::Section::Fwd && ir::is_collective(*op))
+        all += (all.empty() ? "" : ", ") + op->opcode.str() + " " + op->operands[0]->name();
+    return all;
+  };
+  CHECK(sent_of_head({}) == "all_gather loss.parts");
+  CHECK(sent_of_head({constrain("output", Shard(2))}) == "all_gather loss.parts");  // as it lies anyway
+  CHECK(sent_of_head({constrain("output", Replicate())}) == "all_gather logits.front");
+  const Cut made = cut(kHead, {constrain("output", Replicate())}, {{"output", Shard(0)}});
+  REQUIRE(made.report.constrained.size() == 1);
+  CHECK(made.report.constrained[0].from == "cut in dimension 2");
+  const std::string rows = sent_of_head({constrain("output", Shard(1))});
+  CHECK(rows == "all_gather logits.front");  // the loss reads what was gathered
+  // The loss itself is no result of the head, nor are its views.
+  CHECK(cut(kHead, {constrain("output", Shard(0))}, {{"output", Shard(0)}}).report.constrained.size() == 1);
+}
+
+TEST_CASE("constrain: the report says of a move that a constraint wants which one it is, and of others who reads") {
+  const auto readers = [](const Cut& made) {
+    std::vector<std::string> all;
+    for (const PartitionReport::Move& move : made.report.moves) all.push_back(move.opcode + " for " + move.reader);
+    return all;
+  };
+  CHECK(readers(cut(kMlp, {constrain("mlp", Shard(0))})) ==
+        std::vector<std::string>{"reduce_scatter for constrain(\"mlp\", Shard(0))", "all_gather for aten.mul.Tensor"});
+  CHECK(readers(cut(kHead, {constrain("output", Replicate())}, {{"output", Shard(0)}})).at(0) ==
+        "all_gather for constrain(\"output\", Replicate())");
 }
 
 void expect_refused(const std::string& text, const Constraint& constraint, const char* what) {

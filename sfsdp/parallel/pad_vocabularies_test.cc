@@ -144,6 +144,59 @@ TEST_CASE(
     }
 }
 
+// The head is frozen and has an adapter, %down and %up: no rule names its rows, which are those of the head.
+std::string adapted(int64_t classes) {
+  const std::string v = std::to_string(classes);
+  std::string text = words(classes);
+  text = with(text, "    %ids = input",
+              "    %down = param name=head.lora_A.weight : f32[2, 6] at head.lora_A.weight\n    %up = param "
+              "name=head.lora_B.weight : f32[" +
+                  v + ", 2] at head.lora_B.weight\n    %ids = input");
+  text = with(
+      text, "    %y = linear %h, %o, %b : f32[2, 3, " + v + "] at head\n",
+      "    %y0 = linear %h, %o, %b : f32[2, 3, " + v + "] at head\n    %a = linear %h, %down : f32[2, 3, 2] at head\n" +
+          "    %l = linear %a, %up : f32[2, 3, " + v + "] at head\n    %s = aten.mul.Scalar %l other=0.5 : f32[2, 3, " +
+          v + "] at head\n    %y = aten.add.Tensor %y0, %s : f32[2, 3, " + v + "] at head\n");
+  const size_t from = text.find("    %db ="), to = text.find("    %d2 =");
+  text.replace(
+      from, to - from,
+      "    %ds = aten.mul.Scalar %dy other=0.5 : f32[2, 3, " + v +
+          "] at head\n    %dup = linear_dw %ds, %a "
+          "bwd_of=%l : f32[" +
+          v +
+          ", 2] at head\n    %da = linear_dx %ds, %up bwd_of=%l : f32[2, 3, 2] at head\n"
+          "    %ddown = linear_dw %da, %h bwd_of=%a : f32[2, 6] at head\n    %dh1 = linear_dx %da, %down bwd_of=%a : "
+          "f32[2, 3, 6] at head\n    %dh0 = linear_dx %dy, %o bwd_of=%y0 : f32[2, 3, 6] at head\n    %dh = "
+          "aten.add.Tensor %dh0, %dh1 : f32[2, 3, 6] at head\n");
+  text = with(text, "    %o.grad = gradient %do param=head.weight : f32[" + v + ", 6]\n",
+              "    %down.grad = gradient %ddown param=head.lora_A.weight : f32[2, 6]\n");
+  text = with(text, "    %b.grad = gradient %db param=head.bias : f32[" + v + "]\n",
+              "    %up.grad = gradient %dup param=head.lora_B.weight : f32[" + v + ", 2]\n");
+  return with(text, "    carry %o = %o.grad\n    carry %b = %b.grad\n",
+              "    carry %down = %down.grad\n    carry %up = %up.grad\n");
+}
+
+TEST_CASE("a frozen head with an adapter is padded, and the adapter's rows and the bias with it, whatever rules name") {
+  for (const int64_t ranks : {2, 3, 4})
+    for (const char* rule : {"tok|head", "head.weight"}) {
+      CAPTURE(ranks);
+      CAPTURE(rule);
+      const std::string text = adapted(5);
+      const ir::Graph graph = testing::cut_over_tp(text, tensor_parallel({{rule, Shard(0)}}), ranks);
+      CHECK(plan::verify_layouts(graph) == "");
+      for (const char* name : {"head.weight", "head.bias", "head.lora_B.weight"}) {
+        const ir::Op* param = graph.find_param(name);
+        CHECK(param->attr<int64_t>("vocabulary") == 5);
+        CHECK(param->result()->type().dims[0].split == std::vector<std::string>{"tp"});
+      }
+      CHECK_FALSE(graph.find_param("head.lora_A.weight")->has_attr("vocabulary"));
+      testing::expect_same_meaning(text, graph, ranks);
+    }
+  // Where the ranks divide it the adapter is whole, as before.
+  const ir::Graph even = testing::cut_over_tp(adapted(6), kRows, 2);
+  CHECK(even.find_param("head.lora_B.weight")->result()->type().dims[0].split.empty());
+}
+
 TEST_CASE("a vocabulary of fewer words than ranks means what it does on one") {
   for (const int64_t ranks : {5, 6}) {
     CAPTURE(ranks);

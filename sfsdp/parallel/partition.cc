@@ -188,7 +188,10 @@ class Partitioner {
       const ConstrainedValue one = found->second;
       report_.constrained.push_back({op.module_path, op.opcode.str(), to_string(*one.constraint),
                                      text_of(placement_of(made)), text_of(one.placement)});
-      if (Value* held = lying(made, one.placement, nullptr); held != result.get()) {
+      const size_t moves = report_.moves.size();
+      Value* held = lying(made, one.placement, nullptr);
+      for (size_t i = moves; i < report_.moves.size(); ++i) report_.moves[i].reader = to_string(*one.constraint);
+      if (held != result.get()) {
         instead_[result.get()] = held;
         constrained_.emplace(held, one);
       }
@@ -500,7 +503,7 @@ class Partitioner {
     if (is_cut(wanted) && is_cut(from) && !(context_ && moves_by_exchange(*value, from, wanted)))
       return lying(lying(value, kWhole, reader), wanted, reader, heads);
     if (Value* source = better_source(value, wanted)) return lying(source, wanted, reader);
-    if (wanted == kWhole && is_cut(from) && context_) check_no_expert(*value, reader);
+    if (wanted == kWhole && is_cut(from) && context_) check_no_expert(axis_.name, *value, reader);
     if (wanted == kWhole && reader && MadeAgain(*this).is_made_again(*value)) return make_again(value, reader);
     if (is_rows(wanted) && from != kWhole) return lying(lying(value, kWhole, reader), wanted, reader);
     if (is_rows(from) && wanted != kSum) return lying(lying(value, kSum, reader), wanted, reader);
@@ -527,19 +530,6 @@ class Partitioner {
                              .reader_path = reader ? reader->module_path : "",
                              .section = reader ? reader->section : value.producer()->section,
                              .bytes = value.type().bytes()});
-  }
-
-  // What a rank has of its experts alone is stored so: nothing gathers it.
-  void check_no_expert(const Value& value, const Op* reader) const {
-    const Op* op = value.producer();
-    while (op->operands.size() == 1 &&
-           (ir::has_flag(*op, ir::kReshape) || ir::has_flag(*op, ir::kPermute) || op->is("cast")))
-      op = op->operands[0]->producer();
-    if (!op->has_attr("box")) return;
-    throw UserError(concat(verb_of(axis_.name), reader ? ir::opcode_at(*reader) : "the step", " reads ",
-                           op->attr<std::string>("name"), " of all experts, of which each rank of ", axis_.name,
-                           " has some\n  expected products of groups (_grouped_mm) alone to read it, or ",
-                           "ExpertParallelOptions::experts without it"));
   }
 
   // A rank's rows of what is whole, or a summand of its rows.

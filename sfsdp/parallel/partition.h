@@ -27,7 +27,7 @@ namespace sfsdp::parallel {
 
 // What a cut has put into the graph.
 struct PartitionReport {
-  // A value that is made to lie otherwise, by a collective or a copy of a rank's part (own_part), and which op wants it so.
+  // A value that is made to lie otherwise, by a collective or a copy of a rank's part (own_part), and what wants it so: an op, a constraint.
   struct Move {
     std::string opcode, path, reader, reader_path;
     ir::Section section = ir::Section::Fwd;

@@ -68,4 +68,16 @@ void check_blocks(const ir::Op& op, const std::vector<ir::Placement>& operands, 
                          "not cut yet: no rule for this weight, or a weight for each part"));
 }
 
+void check_no_expert(const std::string& axis, const ir::Value& value, const ir::Op* reader) {
+  const ir::Op* op = value.producer();
+  while (op->operands.size() == 1 &&
+         (ir::has_flag(*op, ir::kReshape) || ir::has_flag(*op, ir::kPermute) || op->is("cast")))
+    op = op->operands[0]->producer();
+  if (!op->has_attr("box")) return;
+  throw UserError(concat(verb_of(axis), reader ? ir::opcode_at(*reader) : "the step", " reads ",
+                         op->attr<std::string>("name"), " of all experts, of which each rank of ", axis,
+                         " has some\n  expected products of groups (_grouped_mm) alone to read it, or ",
+                         "ExpertParallelOptions::experts without it"));
+}
+
 }  // namespace sfsdp::parallel

@@ -29,4 +29,9 @@ std::string cure_by_blocks(const ir::Op& op, const ir::Placement& placement);
 //   throws: UserError naming op and module path where they are not
 void check_blocks(const ir::Op& op, const std::vector<ir::Placement>& operands, const MeshAxis& axis);
 
+// What a rank has of its experts alone is stored so: nothing gathers it.
+//   reader: nullptr: the step
+//   throws: UserError naming both where the value is of such, under views and casts
+void check_no_expert(const std::string& axis, const ir::Value& value, const ir::Op* reader);
+
 }  // namespace sfsdp::parallel

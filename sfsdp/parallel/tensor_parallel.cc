@@ -9,6 +9,8 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/glob.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/ir/access_map.h"
+#include "sfsdp/ir/opset.h"
 #include "sfsdp/parallel/nearest_degree.h"
 
 namespace sfsdp {
@@ -119,22 +121,62 @@ const ir::Op* param_of(const ir::Value* value) {
   return op->is("param") ? op : nullptr;
 }
 
-// The parameters whose rows stand for ids or classes: tables that are looked up, weights and biases of products that make logits.
-std::set<std::string> find_vocabularies(const ir::Graph& graph) {
-  std::set<std::string> names;
-  const auto add = [&](const ir::Value* value) {
+// What a value of logits is made of, through views and ops on elements: the products that give them, and those of adapters that are
+// added to them.
+std::vector<const ir::Op*> products_of_logits(const ir::Value* logits) {
+  std::vector<const ir::Op*> products;
+  std::vector<const ir::Value*> left = {logits};
+  std::set<const ir::Value*> seen;
+  while (!left.empty()) {
+    const ir::Value* value = left.back();
+    left.pop_back();
+    const ir::Op* op = value->producer();
+    if (!seen.insert(value).second) continue;
+    if (op->is("linear") && value->type().dims.back().size == logits->type().dims.back().size) products.push_back(op);
+    const auto* map = ir::map_of(op->opcode.row());
+    const bool by_element = map && map->elementwise;
+    if (!by_element && !ir::has_flag(*op, ir::kReshape) && !op->is("cast", "aten._to_copy")) continue;
+    for (const ir::Value* operand : op->operands)
+      if (operand && operand->type().numel() == value->type().numel()) left.push_back(operand);
+  }
+  return products;
+}
+
+// The parameters whose rows stand for ids or classes: tables that are looked up, weights and biases of products that make logits. Those of
+// one loss are a set: they have the same classes.
+std::vector<std::set<std::string>> find_vocabularies(const ir::Graph& graph) {
+  std::vector<std::set<std::string>> all;
+  const auto add = [](const ir::Value* value, std::set<std::string>& names) {
     if (const ir::Op* param = param_of(value)) names.insert(param->attr<std::string>("name"));
   };
   for (const auto& op : graph.ops()) {
-    if (op->is("embedding", "aten.embedding")) add(op->operands[0]);
-    if (!op->is("cross_entropy")) continue;
-    const ir::Op* logits = op->operands[0]->producer();
-    while (logits->is("cast", "aten._to_copy", "aten.view")) logits = logits->operands[0]->producer();
-    if (!logits->is("linear")) continue;
-    add(logits->operands[1]);
-    if (logits->operands.size() > 2 && logits->operands[2]) add(logits->operands[2]);
+    const bool looks_up = op->is("embedding", "aten.embedding");
+    if (!looks_up && !op->is("cross_entropy")) continue;
+    std::set<std::string>& names = all.emplace_back();
+    if (looks_up) {
+      add(op->operands[0], names);
+      continue;
+    }
+    for (const ir::Op* product : products_of_logits(op->operands[0])) {
+      add(product->operands[1], names);
+      if (product->operands.size() > 2 && product->operands[2]) add(product->operands[2], names);
+    }
   }
-  return names;
+  return all;
+}
+
+// Logits that are padded meet others, of a bias or an adapter, which are padded with them: where a rule cuts one of a loss's vocabularies
+// that the ranks do not divide, all of them are cut.
+void cut_with_padded(const std::vector<std::set<std::string>>& vocabularies,
+                     const std::map<std::string, const ir::Type*>& params, int64_t ranks,
+                     std::map<std::string, Shard>& cuts) {
+  const auto is_padded = [&](const std::string& name) {
+    const auto cut = cuts.find(name);
+    return cut != cuts.end() && cut->second.dim == 0 && params.at(name)->dims[0].size % ranks != 0;
+  };
+  for (const std::set<std::string>& names : vocabularies)
+    if (std::ranges::any_of(names, is_padded))
+      for (const std::string& name : names) cuts.try_emplace(name, Shard(0));
 }
 
 }  // namespace
@@ -157,7 +199,10 @@ std::map<std::string, Shard> find_cuts(const ir::Graph& graph, const TensorParal
     paths.push_back(op->attr<std::string>("name"));
     params[paths.back()] = &op->result()->type();
   }
-  const std::set<std::string> vocabularies = find_vocabularies(graph);
+  const std::vector<std::set<std::string>> vocabularies = find_vocabularies(graph);
+  const auto is_vocabulary = [&](const std::string& path) {
+    return std::ranges::any_of(vocabularies, [&](const std::set<std::string>& names) { return names.contains(path); });
+  };
   std::map<std::string, Shard> cuts;
   std::vector<Named> all;
   for (const TensorParallelRule& rule : tensor.rules) {
@@ -169,12 +214,13 @@ std::map<std::string, Shard> find_cuts(const ir::Graph& graph, const TensorParal
       if (rule.cut.dim >= std::ssize(dims)) continue;
       is_used = true;
       if (!cuts.emplace(path, rule.cut).second) continue;
-      all.push_back({&rule, path, dims[static_cast<size_t>(rule.cut.dim)].size,
-                     rule.cut.dim == 0 && vocabularies.contains(path)});
+      all.push_back(
+          {&rule, path, dims[static_cast<size_t>(rule.cut.dim)].size, rule.cut.dim == 0 && is_vocabulary(path)});
     }
     if (!is_used && !rule.may_name_nothing) refuse_rule(rule, paths, is_named);
   }
   check_divides(all, graph.mesh, ranks);
+  cut_with_padded(vocabularies, params, ranks, cuts);
   return cuts;
 }
 

@@ -75,6 +75,7 @@ struct Setting {
   std::string frozen = "none";
   std::function<void(JobConfig&)> change = {};
   std::function<void(Step&, int64_t rank)> spoil = {};  // what the source has become
+  bool one_batch = false;                               // all ranks have the samples of the first
 };
 
 // As the trainer does it.
@@ -103,7 +104,7 @@ Outcome run(JobConfig config, const Setting& setting) {
     const int64_t began_at = step.step;
     std::vector<double> losses;
     for (int64_t k = began_at + 1; k <= setting.steps; ++k) {
-      losses.push_back(step({rows_of(job, k, world.rank())}).loss);
+      losses.push_back(step({rows_of(job, k, setting.one_batch ? 0 : world.rank())}).loss);
       checkpointer.after_step({.step = k, .seed = 3});
     }
     checkpointer.finish();
@@ -148,6 +149,28 @@ TEST_CASE("a run goes on from a checkpoint of what is trained alone, bit for bit
         if (others == ranks) check_same(rest, last_of(expected.losses, 3), expected);
       }
     }
+  }
+}
+
+// 41 words over 2 and 4 ranks: 21 and 20; 11, 11, 11 and 8.
+TEST_CASE("adapters of a head whose vocabulary tp does not divide train as on one rank, and go on there") {
+  JobConfig config = llama();
+  config.model_args["vocab_size"] = int64_t{41};
+  config.lora.target = {"*.wq|output"};
+  const MemoryFolder whole;
+  const Outcome expected = run(config, {.folder = whole.path(), .steps = 4});
+  CHECK(expected.state.at("output.lora_B.weight").abs().max().item<float>() > 0.01F);
+  for (const int64_t ranks : {2, 4}) {
+    CAPTURE(ranks);
+    const auto over_tp = [&](JobConfig& job) { job.parallelism.tensor_parallel_degree = ranks; };
+    const MemoryFolder cut;
+    const Outcome got =
+        run(config, {.folder = cut.path(), .ranks = ranks, .steps = 2, .change = over_tp, .one_batch = true});
+    const Outcome rest = run(config, {.folder = cut.path(), .steps = 4});
+    CHECK(rest.began_at == 2);
+    for (size_t k = 0; k < 4; ++k)
+      CHECK((k < 2 ? got.losses[k] : rest.losses[k - 2]) == doctest::Approx(expected.losses[k]).epsilon(1e-5));
+    CHECK(rest.state.at("output.lora_B.weight").size(0) == 41);
   }
 }
 

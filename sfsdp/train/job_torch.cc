@@ -86,6 +86,7 @@ CompiledJob uncompiled_job(const JobConfig& config) {
   job.model.flops_per_token = [whole = job.model.flops_per_token, other = 6 * matrices.adapters - 2 * matrices.frozen](
                                   int64_t seq_len) { return whole(seq_len) + other; };
   if (job.hf_config && config.model.name != "hf") check_flavor(config, job.model.args, *job.hf_config, job.hf_folder);
+  if (job.hf_config && config.model.name == "hf") expect_vocabulary_of(*job.hf_config, job.model.args, job.hf_folder);
   const bool packed = config.training.document_mask;
   job.loss = [forward = job.model.forward, counted = counts_targets(config.training),
               packed](const Batch& batch) -> LossValue {

@@ -46,6 +46,7 @@
 #include "sfsdp/train/lr_schedule.h"
 #include "sfsdp/train/machine_memory.h"
 #include "sfsdp/train/non_finite.h"
+#include "sfsdp/train/product_peak.h"
 #include "sfsdp/train/run_log.h"
 #include "sfsdp/train/skipped_steps.h"
 #include "sfsdp/train/stop_signals.h"
@@ -101,27 +102,34 @@ void check_same_configuration(const JobConfig& config, comm::CommWorld* world) {
   comm::expect_same_texts(*world, {&text, 1});
 }
 
-// The fastest of a few square matrix products, in flops per second of this rank's threads, measured in about 0.3 s. They
-// double in size while the next ones are in time at the best speed so far: one that the system held up decides nothing.
+// Seconds that all threads of this process have computed for.
+double processor_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// In flops per second of this rank's threads, each as fast as one by itself.
 //   kernels: that the planned executor computes products by here
-double measure_peak_flops(at::ScalarType dtype, const std::set<exec::ProductKernel>& kernels) {
-  constexpr int kRounds = 3;
-  const auto start = Clock::now();
+double peak_of(at::ScalarType dtype, const std::set<exec::ProductKernel>& kernels) {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
   double best = 0;
-  for (int64_t n = 64; n <= 2048; n *= 2) {
-    const double flops = 2.0 * static_cast<double>(n * n * n);
-    if (best > 0 && seconds_since(start) + (kRounds + 2) * flops / best > 0.3) break;
-    const at::Tensor x = at::ones({n, n}, at::TensorOptions(dtype)), y = x.clone(), z = at::empty_like(x);
-    for (const exec::ProductKernel kernel : kernels) {
-      exec::multiply(kernel, x, y, z, 0);  // the first one makes threads and fetches code
-      for (int round = 0; round < kRounds; ++round) {
-        const auto begin = Clock::now();
-        exec::multiply(kernel, x, y, z, 0);
-        best = std::max(best, flops / seconds_since(begin));
-      }
-    }
+  for (const exec::ProductKernel kernel : kernels) {
+    at::Tensor x, y, z;
+    best = std::max(best, measure_peak_flops([&](int64_t n) {
+                      if (!x.defined() || x.size(0) != n) {
+                        x = at::ones({n, n}, at::TensorOptions(dtype));
+                        y = x.clone();
+                        z = at::empty_like(x);
+                      }
+                      const double before = processor_seconds();
+                      exec::multiply(kernel, x, y, z, 0);
+                      return processor_seconds() - before;
+                    }));
   }
-  return best;
+  at::set_num_threads(threads);
+  return best * threads;
 }
 
 // Libraries of products that may be asked for: to load one changes the environment, so no thread may run yet that reads it.
@@ -495,8 +503,8 @@ class Trainer {
     facts.device_bytes = machine_.ram_bytes;
     const Held<const Program::Variant> first = job_.program->first();
     peak_flops_ = facts.peak_flops =
-        half ? measure_peak_flops(at::kBFloat16, {exec::ProductKernel::Aten})
-             : measure_peak_flops(at::kFloat, product_kernels_of(first->graph));  // all ranks at once, as they train
+        half ? peak_of(at::kBFloat16, {exec::ProductKernel::Aten})
+             : peak_of(at::kFloat, product_kernels_of(first->graph));  // all ranks at once, as they train
     facts.plan = summarise(first->graph);
     facts.memory = planned_;
     facts.datasets = describe(data_.loader());

@@ -22,6 +22,7 @@
 #include "sfsdp/plan/verify/row_layouts.h"
 #include "sfsdp/plan/verify/sequence_layouts.h"
 #include "sfsdp/plan/verify/vocabulary_layouts.h"
+#include "sfsdp/plan/verify/whole_sizes.h"
 
 namespace sfsdp::plan {
 namespace {
@@ -439,7 +440,10 @@ class LayoutChecker {
   std::string by_row(const Op& op) {
     const std::vector<Layout> operands = layouts_of(op);
     const auto made = range_layouts(op, operands);
-    return set(op, made ? *made : row_layouts(op, operands, named_by(op)));
+    if (made) return set(op, *made);
+    RowLayouts by_row = row_layouts(op, operands, named_by(op));
+    if (by_row.wrong.empty()) by_row.wrong = wrong_at_whole_sizes(graph_, op, operands, by_row.results, ranks_);
+    return set(op, by_row);
   }
 
   std::string set(const Op& op, const RowLayouts& made) {

@@ -29,6 +29,7 @@ namespace sfsdp::plan {
 //   other ops      by the row's access map (ir/access.h): where a factor is cut in one operand, it must be in all that have it,
 //                  and is so in the results; what is cut and added up makes summands where the op is linear; summands pass
 //                  where it is linear in them together; what must be whole must be
+//                  what is cut to one index a rank is told from what has one by the op's rule of types, on the whole's sizes (whole_sizes.h)
 //   cast           of a summand to a wider floating dtype: a summand
 //   sum_squares    over the axis: of what is whole one rank counts, of what is cut all do
 // What a step returns must be whole; what it carries on lies as what it replaces. Types that name the axis must say the same,

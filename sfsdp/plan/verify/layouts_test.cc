@@ -223,6 +223,50 @@ TEST_CASE("verify_layouts: rows of one token a rank are added up, counted by one
       });
 }
 
+// Two rows over two ranks, beside tensors of one row: %b and %scale are broadcast to the rows, all else has to have as many.
+TEST_CASE("verify_layouts: what has one row is no rank's one row, and is broadcast only where the op broadcasts it") {
+  const std::string sound = testing::dedent(R"(
+    graph mesh [tp=2] view local
+      %g = param name=g : f32[1/tp, 5]
+      %x = param name=x : f32[1/tp, 4]
+      %one = param name=one : f32[1, 4]
+      %w = param name=w : f32[4, 5]
+      %b = param name=b : f32[1, 5]
+      %scale = param name=scale : f32[1, 1]
+      %q = param name=q : f32[1/tp, 1, 6, 4]
+      %k = param name=k : f32[1/tp, 1, 6, 4]
+      %one.k = param name=one.k : f32[1, 1, 6, 4]
+      %mask = param name=mask : f32[1, 1, 6, 6]
+      %batch = param name=batch : f32[1/tp, 3, 6]
+      %stack = param name=stack : f32[1/tp, 6, 2]
+      %one.stack = param name=one.stack : f32[1, 6, 2]
+    fwd:
+      %dw = linear_dw %g, %x : f32[5, 4] sum(tp)
+      %dw.all = all_reduce %dw axis=tp : f32[5, 4]
+      %y = aten.addmm %b, %x, %w : f32[1/tp, 5]
+      %s = aten.mul.Tensor %y, %scale : f32[1/tp, 5]
+      %n, %mean, %rstd = layer_norm %x, none, none eps=1e-05 normalized_shape=[4] : f32[1/tp, 4], f32[1/tp, 1], f32[1/tp, 1]
+      %dn, %t0, %t1 = layer_norm_backward %x, %x, %mean, %rstd, none, none normalized_shape=[4] output_mask=[true, false, false] : f32[1/tp, 4], token, token
+      %o, %lse = sdpa %q, %k, %k, %mask : f32[1/tp, 1, 6, 4], f32[1/tp, 1, 6]
+      %products = aten.bmm %batch, %stack : f32[1/tp, 3, 2]
+      return %dw.all
+      carry %g = %s
+      carry %x = %dn
+  )");
+  testing::expect_refused(
+      sound,
+      {
+          {"a weight's gradient of one row", "linear_dw %g, %x", "linear_dw %g, %one", "on the sizes of all ranks"},
+          {"a product of one row", "aten.addmm %b, %x, %w : f32[1/tp, 5]", "aten.addmm %g, %one, %w : f32[1/tp, 5]",
+           "on the sizes of all ranks"},
+          {"a norm's gradient of one row", "layer_norm_backward %x, %x", "layer_norm_backward %x, %one",
+           "on the sizes of all ranks"},
+          {"keys of one sample", "sdpa %q, %k, %k", "sdpa %q, %one.k, %one.k", "on the sizes of all ranks"},
+          {"one matrix of a stack", "aten.bmm %batch, %stack", "aten.bmm %batch, %one.stack",
+           "on the sizes of all ranks"},
+      });
+}
+
 TEST_CASE("verify_layouts: an all_to_all moves a cut, from the dimension that it joins to the one that it splits") {
   const auto verdict = [](const std::string& op, const char* x) {
     return verify_layouts(ir::parse_or_throw(concat("graph mesh [dp_shard=2, tp=2] view local\n  %x = param name=x : ",

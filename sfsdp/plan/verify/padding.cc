@@ -174,8 +174,9 @@ class PaddingChecker {
     return std::nullopt;
   }
 
-  // The op is linear in operands that are 0 there, so that its results are.
+  // The op is linear in operands that are 0 there, so that its results are; a number, such as an adapter's scale, multiplies them.
   bool is_zero(const Op& op, const ClauseParts& clause, const FactorPart& factor) const {
+    if (op.is("aten.mul.Scalar")) return padding_of(op.operands[0]) && padding_of(op.operands[0])->zero;
     const ir::AccessMap* map = ir::map_of(op.opcode.row());
     return map && std::ranges::any_of(map->linear, [&](const std::vector<size_t>& group) {
              return std::ranges::all_of(group, [&](size_t k) {

@@ -104,8 +104,11 @@ void read_deepseek_v2(const Section& top, HfConfig& config) {
   top.must_be_text("model_type", "deepseek_v2");
   top.must_be_text("scoring_func", "softmax");
   top.must_be_flag("mlp_bias", false);
-  // DeepSeek's own code divides the weights by their sum, and then leaves out their factor; transformers' does neither.
-  top.must_be_flag("norm_topk_prob", false);
+  if (top.flag("norm_topk_prob", false))
+    top.refuse(
+        "norm_topk_prob", "true",
+        "false: transformers computes that whatever stands there, where DeepSeek's own code divides the chosen "
+        "weights by their sum and leaves routed_scaling_factor out; set it to false for what transformers computes");
   const std::string method = top.find_text("topk_method").value_or("greedy");
   if (method != "greedy" && method != "group_limited_greedy")
     top.refuse("topk_method", quote_safe(method), "\"greedy\" or \"group_limited_greedy\"; no other is supported");

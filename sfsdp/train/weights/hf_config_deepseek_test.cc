@@ -98,7 +98,9 @@ TEST_CASE("hf_config: what a DeepSeek-V2 may ask for and our model does not comp
     const char *from, *to, *says;
   };
   const Case cases[] = {
-      {"\"norm_topk_prob\": false", "\"norm_topk_prob\": true", "norm_topk_prob = true\n  expected false"},
+      {"\"norm_topk_prob\": false", "\"norm_topk_prob\": true",
+       "norm_topk_prob = true\n  expected false: transformers computes that whatever stands there"},
+      {"\"norm_topk_prob\": false", "\"norm_topk_prob\": true", "set it to false for what transformers computes"},
       {"\"softmax\"", "\"sigmoid\"", "scoring_func = \"sigmoid\"\n  expected \"softmax\""},
       {"\"group_limited_greedy\"", "\"noaux_tc\"", "topk_method = \"noaux_tc\"\n  expected \"greedy\" or"},
       {"\"n_group\": 8, ", "", "n_group = missing"},

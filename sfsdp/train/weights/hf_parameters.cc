@@ -180,6 +180,16 @@ std::vector<std::string> args_that_differ(const HfConfig& config, const std::map
   return all;
 }
 
+void expect_vocabulary_of(const HfConfig& config, const std::map<std::string, HfConfig::Value>& built,
+                          const std::string& folder) {
+  const std::string here = texts_of_args(built).at("vocab_size"), there = texts_of_args(config.args).at("vocab_size");
+  if (here == there) return;
+  throw UserError(concat("the model has vocab_size = ", here, ", but ", folder, "/config.json has vocab_size = ", there,
+                         ", and the weights there as many rows\n  expected the same, which tp need not divide: ",
+                         "model.args.vocab_size = ", there,
+                         ", or other initial values than checkpoint.initial_load_in_hf gives"));
+}
+
 void expect_args_of(const HfConfig& config, const std::string& model, const std::map<std::string, std::string>& args,
                     const std::string& from, const std::string& file) {
   const auto fail = [&](const std::string& name, const std::string& got, const std::string& expected) {

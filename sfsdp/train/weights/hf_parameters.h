@@ -25,6 +25,12 @@ std::map<std::string, std::string> texts_of_args(const std::map<std::string, HfC
 // the model leaves to a rule are left out.
 std::vector<std::string> args_that_differ(const HfConfig& config, const std::map<std::string, HfConfig::Value>& built);
 
+// A model that is to begin with a folder's weights has as many words as these.
+//   config: of the folder; built: the model's arguments
+//   throws: UserError naming both numbers, and what to do
+void expect_vocabulary_of(const HfConfig& config, const std::map<std::string, HfConfig::Value>& built,
+                          const std::string& folder);
+
 // What shapes do not show: heads, rotary bases, epsilons.
 //   model, args: of the model that has the weights; "" and none where they are not known
 //   throws:      UserError naming the first argument that the config has otherwise

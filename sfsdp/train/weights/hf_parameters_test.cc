@@ -43,6 +43,19 @@ std::string message_of(const std::vector<HfSource>& parameters) {
 
 }  // namespace
 
+TEST_CASE("a model of another vocabulary than the folder whose weights it begins with is told so, and what to do") {
+  const HfConfig config = parse_hf_config(kLlama, "F");
+  auto args = config.args;
+  CHECK_NOTHROW(expect_vocabulary_of(config, args, "dir"));
+  args["vocab_size"] = int64_t{31};
+  CHECK_THROWS_WITH_AS(
+      expect_vocabulary_of(config, args, "dir"),
+      "the model has vocab_size = 31, but dir/config.json has vocab_size = 30, and the weights there as "
+      "many rows\n  expected the same, which tp need not divide: model.args.vocab_size = 30, or other "
+      "initial values than checkpoint.initial_load_in_hf gives",
+      UserError);
+}
+
 TEST_CASE("hf_parameters: each parameter that the config asks for is there, in its shape") {
   const std::vector<HfSource> whole = llama_parameters();
   CHECK(message_of(whole) == "");

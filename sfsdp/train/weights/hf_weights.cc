@@ -97,7 +97,7 @@ std::set<std::string> load_tensor(const SafetensorsCheckpoint& checkpoint, const
   if (const auto expected = hf_shape_of(place, shape); view.shape != expected)
     throw UserError(concat(checkpoint.file_of(view.name), ": tensor ", view.name, " has shape ",
                            at::IntArrayRef(view.shape), "\n  expected ", at::IntArrayRef(expected), ", as ", t.name,
-                           " by config.json; the two are not of one model"));
+                           " of the model has; config.json or model.args are of another one"));
   const TensorView* scales = find_scales(checkpoint, view, config);
   std::set<std::string> names = {view.name};
   if (scales) names.insert(scales->name);
