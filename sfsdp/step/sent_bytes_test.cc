@@ -41,7 +41,7 @@ struct Setting {
   int64_t A() const { return tokens() * D * w; }           // bytes of an activation of as many
 };
 
-// Of n ranks that have a whole between them, what one sends for all others to have it, or to add it up.
+// What one of n ranks sends of a whole that each has a part of, for all others to have it, or to add it up.
 int64_t part(int64_t whole, int64_t n) { return whole * (n - 1) / n; }
 
 List& add(List& list, bool backward, const char* kind, const char* axis, int64_t bytes, int64_t times) {

@@ -41,7 +41,7 @@ TEST_CASE("block_collectives: by block what one rank sends, of each kind, by han
   CHECK(to_string(sent.at("")) == "1 fwd all_reduce over tp, 12 bytes each\n");
   CHECK(to_string(sent.at("layers.0")) ==
         "2 fwd all_gather over tp, 96 bytes each\n1 fwd reduce_scatter over tp, 96 bytes each\n");
-  // Of the 16 rows of 4 tokens a rank each rank sends 4, and keeps one of them.
+  // Each rank has 4 of the 16 rows in all_to_all_v, and sends 3.
   CHECK(to_string(sent.at("layers.1")) ==
         "1 bwd all_reduce over tp, 192 bytes each\n1 bwd all_to_all over tp, 96 bytes each\n"
         "1 bwd all_to_all_v over tp, 96 bytes each\n1 bwd permute over tp, 128 bytes each\n"
