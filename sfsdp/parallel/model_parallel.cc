@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <optional>
 #include <ranges>
 #include <string>
 #include <unordered_set>
@@ -12,6 +13,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
+#include "sfsdp/ir/index.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/mesh/model_axis.h"
 #include "sfsdp/parallel/separate_blocks.h"
@@ -53,6 +55,25 @@ void check_cut_once(const ir::Graph& graph, const Strategy& strategy) {
   }
 }
 
+// What is added up over a model axis is rounded once, after the sum: a gradient that is rounded to the parameter's dtype, of a weight that
+// a model computes with in float32, would be summed for that in front of its reduction. That adds up in this dtype: it sums both at once.
+void leave_rounding_to_reductions(ir::Graph& graph, const Strategy& strategy) {
+  const std::optional<ir::DType> reduced = strategy.options.mixed_precision.reduce_dtype;
+  const ir::Index index(graph);
+  std::vector<ir::Op*> casts;
+  for (const auto& op : graph.ops()) {
+    if (!op->is("gradient")) continue;
+    ir::Op* cast = op->operands[0]->producer();
+    if (!cast->is("cast", "aten._to_copy") || index.readers(cast->result()).size() != 1) continue;
+    const ir::Type& made = cast->operands[0]->type();
+    if (made.dtype != reduced || !ir::is_half(cast->result()->type().dtype)) continue;
+    op->operands[0] = cast->operands[0];
+    op->result()->set_type(made);
+    casts.push_back(cast);
+  }
+  graph.erase(casts);
+}
+
 PartitionReport cut_weights(ir::Graph& graph, const MeshAxis& axis, const TensorParallel& tensor) {
   const std::map<std::string, Shard> cuts = find_cuts(graph, tensor, axis.size);
   PartitionReport report = partition(graph, axis, separate_blocks(graph, cuts), tensor.options);
@@ -73,6 +94,7 @@ std::vector<PartitionReport> apply_model_parallel(ir::Graph& graph, const Strate
   const AxisList axes = strategy.model_axes();
   if (axes.empty()) return {};
   name_ops(graph, canonical);
+  leave_rounding_to_reductions(graph, strategy);
   graph.mesh = strategy.mesh.axes();
   if (strategy.axis_size("ep") > 1 && strategy.axis_size("tp") > 1) check_cut_once(graph, strategy);
   std::vector<PartitionReport> reports;

@@ -10,6 +10,7 @@
 #include "sfsdp/models/llama3/llama3.h"
 #include "sfsdp/models/tensor_parallel_plans.h"
 #include "sfsdp/step/step.h"
+#include "sfsdp/testing/eager_torch.h"
 #include "sfsdp/testing/parity_torch.h"
 #include "sfsdp/testing/tiny_models_torch.h"
 
@@ -103,6 +104,37 @@ TEST_CASE("Qwen3-MoE over dp, tp, cp and ep trains as eager does over 20 steps")
 
 TEST_CASE("Mixtral over dp, tp, cp and ep trains as eager does over 20 steps") {
   expect_parity_on(like_mixtral(), all_axes());
+}
+
+// Routers compute in float32, and what they are owed is added up in it: where ranks have other samples or tokens, and where they are made in
+// other ranks' rows. A token whose scores are close may choose other experts.
+TEST_CASE("in bfloat16 Qwen3-MoE over ep, cp and tp trains as one rank does") {
+  const auto train = [&](const testing::Case& c, passes::RematMode remat) {
+    DataParallelOptions half;
+    half.mixed_precision = {ir::DType::bf16, ir::DType::f32};
+    CompileOptions options;
+    options.pipeline.remat.mode = remat;
+    const Strategy strategy = data_parallel(c.mesh, half, c.rules, c.context, c.expert);
+    const int64_t count = testing::kGlobalBatch / strategy.data_ranks();
+    const auto program = compile_program(meta_init([] { return models::Llama3(like_qwen3()); }), testing::loss_of,
+                                         testing::kAdamW, rows(0, 0, count), strategy, options);
+    return testing::train_on_ranks(program, 4, [&](int64_t step, int64_t rank) -> std::vector<Batch> {
+      return {rows(step, c.mesh.group_rank(rank, strategy.data_axes()) * count, count)};
+    });
+  };
+  const testing::Trained one = train(on({{"dp_shard", 1}}), passes::RematMode::None);
+  testing::Case by_sequence = cut({{"dp_shard", 2}, {"tp", 2}});
+  by_sequence.rules.options.sequence_parallel = true;
+  for (const testing::Case& c :
+       {on({{"ep", 2}}), exchanged(on({{"dp_shard", 2}, {"ep", 2}})), on({{"cp", 2}}), by_sequence})
+    for (const passes::RematMode remat : {passes::RematMode::None, passes::RematMode::Full}) {
+      CAPTURE(to_string(c.mesh));
+      const testing::Trained got = train(c, remat);
+      for (size_t k = 0; k < one.results.size(); ++k) {
+        CHECK(got.results[k].loss == doctest::Approx(one.results[k].loss).epsilon(1e-3));
+        CHECK(got.results[k].grad_norm == doctest::Approx(one.results[k].grad_norm).epsilon(2e-2));
+      }
+    }
 }
 
 // Its plan names experts, which no layer has.

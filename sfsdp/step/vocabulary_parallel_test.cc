@@ -76,6 +76,9 @@ TEST_CASE("a Llama of which tp cuts all, vocabulary too, trains as eager does, w
     expect_trains(kMakeLlama, {mixed, rules, {}, 3}, reference);
   }
   expect_trains(kMakeLlama, {mixed, kWords}, reference);
+  CompileOptions all_again;
+  all_again.pipeline.remat.mode = passes::RematMode::Full;
+  expect_trains(kMakeLlama, {mixed, kLlama, {}, 3, all_again}, reference);
   expect_trains(kMakeLlama, {mixed, tensor_parallel(kLlamaRules, {.loss_parallel = false})}, reference);
 }
 

@@ -78,6 +78,47 @@ TEST_CASE("remat full: of a block only what it is given stays; repeated ops stan
   )");
 }
 
+// The border is after %p, as %c is alive beside the sum.
+TEST_CASE("remat full: a block is given the sum over tp of what the module before it makes, which is not made again") {
+  expect_pass("remat mode=full", R"(
+    graph mesh [tp=2] view local
+      %tok = param name=tok : f32[3, 2]
+      %v = param name=layers.0.v : f32[3, 2]
+      %w = param name=layers.0.w : f32[2, 2]
+      %x = input name=x : f32[3, 2]
+    fwd:
+      %p = aten.mul.Tensor %x, %tok : f32[3, 2] at tok
+      %c = aten.neg %x : f32[3, 2]
+      %s = all_reduce %p axis=tp : f32[3, 2] at tok
+      %a = aten.mul.Tensor %s, %v : f32[3, 2] at layers.0
+      %b = aten.add.Tensor %a, %c : f32[3, 2] at layers.0
+      %h = aten.mm %b, %w : f32[3, 2] at layers.0
+    bwd:
+      %g = aten.mul.Tensor %a, %b : f32[3, 2] at layers.0
+      return %h, %g
+  )",
+              R"(
+    graph mesh [tp=2] view local
+      %tok = param name=tok : f32[3, 2]
+      %v = param name=layers.0.v : f32[3, 2]
+      %w = param name=layers.0.w : f32[2, 2]
+      %x = input name=x : f32[3, 2]
+    fwd:
+      %p = aten.mul.Tensor %x, %tok : f32[3, 2] at tok
+      %c = aten.neg %x : f32[3, 2]
+      %s = all_reduce %p axis=tp : f32[3, 2] at tok
+      %a = aten.mul.Tensor %s, %v : f32[3, 2] at layers.0
+      %b = aten.add.Tensor %a, %c : f32[3, 2] at layers.0
+      %h = aten.mm %b, %w : f32[3, 2] at layers.0
+    bwd:
+      %a.again = aten.mul.Tensor %s, %v : f32[3, 2] at layers.0
+      %c.again = aten.neg %x : f32[3, 2]
+      %b.again = aten.add.Tensor %a.again, %c.again : f32[3, 2] at layers.0
+      %g = aten.mul.Tensor %a.again, %b.again : f32[3, 2] at layers.0
+      return %h, %g
+  )");
+}
+
 TEST_CASE("remat op: products stay, what is between them is computed again") {
   expect_pass("remat mode=op", kTwoBlocks, R"(
     graph mesh [dp_shard=1] view local

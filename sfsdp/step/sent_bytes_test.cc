@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What compiled steps send over model axes, block by block, to the byte, against the tables of docs/parallel.md. What leaves one rank counts
+// (testing::bytes_sent); nothing runs.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "sfsdp/base/check.h"
+#include "sfsdp/models/tensor_parallel_plans.h"
+#include "sfsdp/step/step.h"
+#include "sfsdp/testing/block_collectives.h"
+#include "sfsdp/testing/tiny_models_torch.h"
+
+namespace sfsdp {
+namespace sent_bytes_test {
+
+using passes::RematMode;
+using testing::Sent;
+using List = std::vector<Sent>;
+
+// Samples of a rank of data, tokens, width, heads of queries and of keys, width of a head and of the feed-forward, words, layers; experts
+// and those of a token. Activations, queries and keys are of different widths, and no bucket is padded.
+constexpr int64_t B = 4, S = 32, D = 512, H = 12, K = 4, E = 64, F = 320, V = 96, L = 3, X = 8, Chosen = 3;
+constexpr int64_t kData = 2;  // ranks of dp_shard
+
+struct Setting {
+  int64_t t = 1, c = 1, ep = 1;  // ranks of tp, cp and ep
+  TensorParallelOptions tensor = {};
+  RotateMethod rotate = RotateMethod::AllGather;
+  DispatchMethod dispatch = DispatchMethod::Exchange;
+  int64_t w = 4;  // bytes of an element of activations and of weights that are computed with
+  RematMode remat = RematMode::None;
+
+  bool sp() const { return tensor.sequence_parallel; }
+  bool again() const { return remat != RematMode::None; }  // gathers of forward are made again
+  int64_t tokens() const { return B * S / c / ep; }        // of a rank of cp and ep
+  int64_t A() const { return tokens() * D * w; }           // bytes of an activation of as many
+};
+
+// What one of n ranks sends of a whole that each has a part of, for all others to have it, or to add it up.
+int64_t part(int64_t whole, int64_t n) { return whole * (n - 1) / n; }
+
+List& add(List& list, bool backward, const char* kind, const char* axis, int64_t bytes, int64_t times) {
+  if (times > 0) list.push_back({backward, kind, axis, bytes, times});
+  return list;
+}
+List& fwd(List& list, const char* kind, const char* axis, int64_t bytes, int64_t times = 1) {
+  return add(list, false, kind, axis, bytes, times);
+}
+List& bwd(List& list, const char* kind, const char* axis, int64_t bytes, int64_t times = 1) {
+  return add(list, true, kind, axis, bytes, times);
+}
+
+// ---- the tables
+
+// Attention and a feed-forward over tp. Selective recomputation gathers again; full makes attention's sum again too, and not the block's
+// last one, which nothing of backward reads.
+void products(List& list, const Setting& s) {
+  const int64_t full = s.remat == RematMode::Full ? 1 : 0, gathers = s.again() ? 2 : 0, one = part(s.A(), s.t);
+  if (s.t == 1) return;
+  if (s.sp()) {
+    fwd(list, "all_gather", "tp", one, 2);
+    fwd(list, "reduce_scatter", "tp", one, 2);
+    bwd(list, "all_gather", "tp", one, 2 + gathers);
+    bwd(list, "reduce_scatter", "tp", one, 2 + full);
+  } else {
+    fwd(list, "all_reduce", "tp", 2 * one, 2);
+    bwd(list, "all_reduce", "tp", 2 * one, 2 + full);
+  }
+}
+
+// Attention over cp, of a rank's heads: k and v, or heads of q, k, v and the result.
+void attention(List& list, const Setting& s) {
+  const int64_t kv = B * S * (K / s.t) * E * s.w, q = B * S * (H / s.t) * E * s.w, full = s.remat == RematMode::Full;
+  if (s.c == 1) return;
+  if (s.rotate == RotateMethod::AllGather) {
+    fwd(list, "all_gather", "cp", part(kv, s.c), 2);
+    bwd(list, "all_gather", "cp", part(kv, s.c), s.again() ? 2 : 0);
+    bwd(list, "reduce_scatter", "cp", part(kv, s.c), 2);
+  } else if (s.rotate == RotateMethod::AllToAll) {
+    for (const int64_t own : {q / s.c, kv / s.c}) {
+      fwd(list, "all_to_all", "cp", part(own, s.c), 2);
+      bwd(list, "all_to_all", "cp", part(own, s.c), 2 + 2 * full);
+    }
+  } else {
+    fwd(list, "permute", "cp", kv / s.c, 2 * (s.c - 1));
+    bwd(list, "permute", "cp", kv / s.c, (4 + 2 * full) * (s.c - 1));
+  }
+}
+
+// A mixture over ep. Numbers of experts are i64, weights float32 as the router computes. In float32 what a token's experts give is weighted
+// and added up before it is reduced; in half precision a cast to float32 stands in front of that, so that copies are reduced, and backward
+// wants weights in place of forward.
+void mixture(List& list, const Setting& s) {
+  const int64_t all = B * S, again = s.again() ? 1 : 0;
+  if (s.ep == 1) return;
+  fwd(list, "all_gather", "ep", part(all * Chosen * 8, s.ep));
+  bwd(list, "all_gather", "ep", part(all * Chosen * 8, s.ep), again);
+  if (s.dispatch == DispatchMethod::Exchange) {
+    const int64_t rows = part(s.tokens() * Chosen * D * s.w, s.ep);
+    fwd(list, "all_to_all_v", "ep", rows, 2);
+    bwd(list, "all_to_all_v", "ep", rows, 2 + 2 * again);
+    return;
+  }
+  const int64_t tokens = part(all * D * s.w, s.ep), weights = part(all * Chosen * 4, s.ep);
+  fwd(list, "all_gather", "ep", tokens);
+  bwd(list, "all_gather", "ep", tokens, 1 + again);  // and their gradients
+  bwd(list, "reduce_scatter", "ep", tokens);
+  if (s.w == 4) {
+    fwd(list, "all_gather", "ep", weights);
+    fwd(list, "reduce_scatter", "ep", tokens);
+    bwd(list, "all_gather", "ep", weights, again);
+    bwd(list, "reduce_scatter", "ep", weights);
+  } else {
+    fwd(list, "reduce_scatter", "ep", Chosen * tokens);
+    bwd(list, "all_gather", "ep", weights);
+    bwd(list, "reduce_scatter", "ep", Chosen * tokens, s.remat == RematMode::Full ? 1 : 0);
+  }
+}
+
+// Over tp, beside what products send: what the weights of a token's experts are owed is a summand, as each rank has a part of what experts
+// give. With cut rows each rank routes its own, and all have what came of it.
+void routes(List& list, const Setting& s) {
+  const int64_t routes = s.tokens() * Chosen;
+  if (s.t == 1) return;
+  bwd(list, "all_reduce", "tp", 2 * part(routes * 4, s.t));
+  if (!s.sp()) return;
+  for (const int64_t size : {8, 4}) {
+    fwd(list, "all_gather", "tp", part(routes * size, s.t));
+    bwd(list, "all_gather", "tp", part(routes * size, s.t), s.again() ? 1 : 0);
+  }
+}
+
+// A table, a head and the loss; two sums of a loss over each axis that cuts tokens. The head's rows stay gathered for backward.
+//   whole: elements of weights that all ranks of tp have, whose gradients each makes of a part of the rows, or of the heads
+List ends(const Setting& s, int64_t whole) {
+  List list;
+  if (s.c > 1) fwd(list, "all_reduce", "cp", 2 * part(4, s.c), 2);
+  if (s.ep > 1) fwd(list, "all_reduce", "ep", 2 * part(4, s.ep), 2);
+  if (s.t == 1) return list;
+  const int64_t one = part(s.A(), s.t);
+  fwd(list, "all_gather", "tp", s.tensor.loss_parallel ? 12 * s.tokens() * (s.t - 1) : part(s.tokens() * V * s.w, s.t));
+  if (s.sp()) {
+    fwd(list, "reduce_scatter", "tp", one);
+    fwd(list, "all_gather", "tp", one);
+    bwd(list, "reduce_scatter", "tp", one);
+    bwd(list, "all_gather", "tp", one);
+  } else {
+    fwd(list, "all_reduce", "tp", 2 * one);
+    bwd(list, "all_reduce", "tp", 2 * one);
+  }
+  if (whole > 0) bwd(list, "all_reduce", "tp", 2 * part(whole / kData / s.c / s.ep * 4, s.t));
+  return list;
+}
+
+// ---- what is compiled
+
+Batch sentences() {
+  const at::Tensor ids = at::zeros({B, S}, at::kLong);
+  return {ids, ids};
+}
+
+models::Llama3Args llama() {
+  models::Llama3Args args;
+  args.dim = D;
+  args.n_layers = L;
+  args.n_heads = H;
+  args.n_kv_heads = K;
+  args.head_dim = E;
+  args.vocab_size = V;
+  args.hidden_dim = F;
+  return args;
+}
+
+models::Llama3Args mixed() {
+  models::Llama3Args args = llama();
+  args.num_experts = X;
+  args.top_k = Chosen;
+  args.moe_inter_dim = 48;
+  return args;
+}
+
+// models/tensor_parallel_plans.h
+std::vector<TensorParallelRule> plan_of(const char* model) {
+  std::vector<TensorParallelRule> rules;
+  for (const std::string& entry : models::tensor_parallel_plan(model)) {
+    const size_t equals = entry.rfind('='), colon = entry.find(':', equals);
+    const int64_t blocks = colon == std::string::npos ? 1 : entry[colon + 1] - '0';
+    rules.push_back({entry.substr(0, equals), Shard(entry[equals + 1] - '0', {.blocks = blocks}), true});
+  }
+  return rules;
+}
+
+template <class Make>
+testing::SentByBlock compiled(Make make, const char* model, const Setting& s) {
+  std::vector<MeshAxis> axes = {{"dp_shard", kData}};
+  for (const MeshAxis& axis : {MeshAxis{"ep", s.ep}, MeshAxis{"cp", s.c}, MeshAxis{"tp", s.t}})
+    if (axis.size > 1) axes.push_back(axis);
+  DataParallelOptions data;
+  if (s.w == 2) data.mixed_precision = {ir::DType::bf16, ir::DType::f32};
+  CompileOptions options;
+  options.pipeline.remat.mode = s.remat;
+  TensorParallel tensor;
+  if (s.t > 1) tensor = tensor_parallel(plan_of(model), s.tensor);
+  const ContextParallelOptions context = {.rotate_method = s.rotate};
+  ExpertParallelOptions expert;
+  expert.dispatch = s.dispatch;
+  const Strategy strategy = data_parallel(init_device_mesh(axes), data, tensor, context, expert);
+  const auto program =
+      compile_program(meta_init(make), testing::loss_of, testing::kAdamW, sentences(), strategy, options);
+  const auto variant = program->first();
+  return testing::sent_by_block(variant->graph);
+}
+
+// Without what data parallelism gathers of weights and reduces of their gradients, and nothing else does over its axes.
+std::string without_data(const List& all) {
+  List list;
+  for (const Sent& sent : all) {
+    if (sent.axes.starts_with("dp_shard"))
+      CHECK((sent.kind == "all_gather" || (sent.kind == "reduce_scatter" && sent.backward)));
+    else
+      list.push_back(sent);
+  }
+  return testing::to_string(list);
+}
+
+// All blocks alike, but for what stands in another place: `moved` in the block `to` instead of `from`.
+struct Moved {
+  Sent sent;
+  std::string from, to;
+};
+
+template <class Make>
+void expect_sent(Make make, const char* model, const Setting& s, const List& block, const List& ends,
+                 const std::vector<Moved>& moved = {}) {
+  CAPTURE(s.t);
+  CAPTURE(s.c);
+  CAPTURE(s.ep);
+  CAPTURE(s.sp());
+  CAPTURE(s.tensor.loss_parallel);
+  CAPTURE(static_cast<int>(s.rotate));
+  CAPTURE(static_cast<int>(s.dispatch));
+  CAPTURE(s.w);
+  CAPTURE(static_cast<int>(s.remat));
+  const testing::SentByBlock sent = compiled(make, model, s);
+  CHECK(sent.size() == L + 1);
+  for (const auto& [name, list] : sent) {
+    CAPTURE(name);
+    List expected = name.empty() ? ends : block;
+    for (const Moved& one : moved) {
+      Sent less = one.sent;
+      less.times = -less.times;
+      if (name == one.to) expected.push_back(one.sent);
+      if (name == one.from) expected.push_back(less);
+    }
+    CHECK(without_data(list) == testing::to_string(expected));
+  }
+}
+
+constexpr RematMode kRemats[] = {RematMode::None, RematMode::Op, RematMode::Full};
+constexpr RotateMethod kRotates[] = {RotateMethod::AllGather, RotateMethod::AllToAll, RotateMethod::Ring};
+const auto kLlama = [] { return models::Llama3(llama()); };
+const auto kMixture = [] { return models::Llama3(mixed()); };
+
+constexpr int64_t kNorms = (2 * L + 1) * D;  // of Llama, elements
+
+// In half precision the last block's gradient is gathered where the norm before the head makes it.
+std::vector<Moved> of_last_norm(const Setting& s) {
+  if (s.w == 4 || !s.sp()) return {};
+  return {{{true, "all_gather", "tp", part(s.A(), s.t), 1}, concat("layers.", L - 1), ""}};
+}
+
+void expect_llama(const Setting& s) {
+  List block;
+  products(block, s);
+  attention(block, s);
+  expect_sent(kLlama, "llama3", s, block, ends(s, s.sp() ? kNorms : 0), of_last_norm(s));
+}
+
+TEST_CASE("bytes of Llama over tp: with and without sequence parallelism, with logits in parts and gathered") {
+  for (const RematMode remat : kRemats)
+    for (const bool by_sequence : {false, true}) {
+      for (const int64_t t : {2, 4})
+        for (const bool in_parts : {false, true})
+          expect_llama(
+              {.t = t, .tensor = {.sequence_parallel = by_sequence, .loss_parallel = in_parts}, .remat = remat});
+      expect_llama({.t = 2, .tensor = {.sequence_parallel = by_sequence}, .w = 2, .remat = remat});
+    }
+}
+
+TEST_CASE("bytes of GPT over tp: as of Llama; norms and the biases after sums are whole") {
+  const auto make = [] {
+    models::GptArgs args;
+    args.dim = D;
+    args.n_layers = L;
+    args.n_heads = 8;
+    args.vocab_size = V;
+    args.max_positions = S;
+    return models::Gpt(args);
+  };
+  for (const RematMode remat : kRemats)
+    for (const bool by_sequence : {false, true}) {
+      const Setting s = {.t = 2, .tensor = {.sequence_parallel = by_sequence}, .remat = remat};
+      List block;
+      products(block, s);
+      expect_sent(make, "gpt", s, block, ends(s, by_sequence ? L * 6 * D + 2 * D : 0));
+    }
+}
+
+TEST_CASE("bytes of Qwen3 over tp: as of Llama; norms of q and k are of the heads that a rank has") {
+  const auto make = [] {
+    models::Llama3Args args = llama();
+    args.qk_norm = true;
+    return models::Llama3(args);
+  };
+  for (const RematMode remat : kRemats)
+    for (const bool by_sequence : {false, true}) {
+      const Setting s = {.t = 2, .tensor = {.sequence_parallel = by_sequence}, .remat = remat};
+      List block;
+      products(block, s);
+      expect_sent(make, "llama3", s, block, ends(s, L * 2 * E + (by_sequence ? kNorms : 0)));
+    }
+}
+
+// Half a head of keys is no head: q, k and v are gathered, and all ranks compute all of attention.
+TEST_CASE("bytes of fewer heads of keys than ranks of tp: q, k and v are gathered, and the gradient of the result") {
+  const auto make = [] {
+    models::Llama3Args args = llama();
+    args.n_kv_heads = 2;
+    return models::Llama3(args);
+  };
+  for (const RematMode remat : kRemats)
+    for (const bool by_sequence : {false, true}) {
+      const Setting s = {.t = 4, .tensor = {.sequence_parallel = by_sequence}, .remat = remat};
+      const int64_t kv = part(B * S * 2 * E * s.w, s.t), q = part(B * S * H * E * s.w, s.t), again = s.again() ? 1 : 0;
+      List block;
+      products(block, s);
+      fwd(block, "all_gather", "tp", kv, 2);
+      fwd(block, "all_gather", "tp", q);
+      bwd(block, "all_gather", "tp", kv, 2 * again);
+      bwd(block, "all_gather", "tp", q, 1 + again);
+      expect_sent(make, "llama3", s, block, ends(s, by_sequence ? kNorms : 0));
+    }
+}
+
+TEST_CASE("bytes of Llama over cp: keys gathered, heads exchanged, and in a ring") {
+  for (const RematMode remat : kRemats)
+    for (const RotateMethod rotate : kRotates) {
+      for (const int64_t c : {2, 4}) expect_llama({.c = c, .rotate = rotate, .remat = remat});
+      expect_llama({.c = 2, .rotate = rotate, .w = 2, .remat = remat});
+    }
+}
+
+TEST_CASE("bytes of Llama over cp beside tp: each axis sends as it does alone, of what the other leaves") {
+  for (const RematMode remat : kRemats)
+    for (const RotateMethod rotate : kRotates)
+      for (const bool by_sequence : {false, true})
+        expect_llama({.t = 2, .c = 2, .tensor = {.sequence_parallel = by_sequence}, .rotate = rotate, .remat = remat});
+}
+
+// The gradient of embeddings is gathered in the first block, which makes it.
+void expect_mixture(const Setting& s) {
+  List block;
+  products(block, s);
+  mixture(block, s);
+  routes(block, s);
+  std::vector<Moved> moved = of_last_norm(s);
+  if (s.sp()) moved.push_back({{true, "all_gather", "tp", part(s.A(), s.t), 1}, "", "layers.0"});
+  expect_sent(kMixture, "llama3", s, block, ends(s, s.sp() ? kNorms + L * X * D : 0), moved);
+}
+
+TEST_CASE("bytes of a mixture over ep: rows exchanged, and tokens gathered") {
+  for (const RematMode remat : kRemats)
+    for (const DispatchMethod dispatch : {DispatchMethod::Exchange, DispatchMethod::Gather}) {
+      for (const int64_t ep : {2, 4}) expect_mixture({.ep = ep, .dispatch = dispatch, .remat = remat});
+      expect_mixture({.ep = 2, .dispatch = dispatch, .w = 2, .remat = remat});
+    }
+}
+
+TEST_CASE("bytes of a mixture over tp, alone and beside ep") {
+  for (const RematMode remat : kRemats)
+    for (const bool by_sequence : {false, true}) {
+      const TensorParallelOptions tensor = {.sequence_parallel = by_sequence};
+      expect_mixture({.t = 2, .tensor = tensor, .remat = remat});
+      for (const DispatchMethod dispatch : {DispatchMethod::Exchange, DispatchMethod::Gather})
+        expect_mixture({.t = 2, .ep = 2, .tensor = tensor, .dispatch = dispatch, .remat = remat});
+    }
+}
+
+}  // namespace sent_bytes_test
+}  // namespace sfsdp
