@@ -327,7 +327,7 @@ std::vector<AttentionChoice> choose(const Probe& probe, const Strategy& strategy
   return choices;
 }
 
-// Of each attention, so that no other one takes what the strategy asks for.
+// Whether each attention has a choice, so that none takes what the strategy asks for, and all choices are AllGather.
 bool all_gather(const Graph& graph, const std::vector<AttentionChoice>& choices) {
   size_t left = 0;
   for (const auto& op : graph.ops()) left += op->is("sdpa", "sdpa_backward") ? 1 : 0;

@@ -28,7 +28,7 @@ void set_seed(ir::Graph& graph, double seed) {
     if (op->is("full") && op->section == ir::Section::Bwd && op->result()->name() == "seed") op->attrs["value"] = seed;
 }
 
-// Of attention by cost.
+// Whether attention may be chosen by cost.
 bool has_choice(const Strategy& strategy, const tune::TuneOptions& tune) {
   return strategy.axis_size("cp") > 1 && !tune.machine.empty();
 }

@@ -16,7 +16,7 @@ namespace sfsdp::tools {
 plan::StepPlan read_plan(const std::string& path, const std::string& option);
 // throws: UserError naming the option and the path
 void write_text(const std::string& text, const std::string& path, const std::string& option);
-// Of what was just compiled, and so proved, but for the budget of gathers.
+// The budget of gathers of a plan that was just compiled, and so proved but for that.
 //   throws: UserError with all that the verifier finds
 void verify_budget_or_throw(const plan::StepPlan& plan, int64_t prefetch_bytes);
 
