@@ -255,7 +255,7 @@ Probe probe_of(const Graph& graph, Strategy strategy, const passes::Canonicalise
   probe.parts = probe.canonical.clone();
   strategy.context.rotate_method = RotateMethod::AllGather;
   strategy.context.methods.clear();
-  parallel::apply_model_parallel(probe.parts, strategy, canonical);
+  parallel::cut_named(probe.parts, strategy);
   return probe;
 }
 
@@ -292,13 +292,10 @@ std::string key_of(const Excerpt& excerpt, const std::vector<AttentionForm>& for
   return key;
 }
 
-}  // namespace
-
 // Each attention of the probe is an excerpt; those of one text and the same legal forms share their times.
-std::vector<AttentionChoice> choose_attention(const Graph& graph, const Strategy& strategy,
-                                              const passes::PipelineOptions& options, const cost::Machine& machine) {
+std::vector<AttentionChoice> choose(const Probe& probe, const Strategy& strategy,
+                                    const passes::PipelineOptions& options, const cost::Machine& machine) {
   const MeshAxis axis = {"cp", strategy.axis_size("cp")};
-  const Probe probe = probe_of(graph, strategy, options.canonical);
   std::map<std::string, std::vector<double>> known;
   std::vector<AttentionChoice> choices;
   for (const Attention& attention : find_attention(probe.canonical)) {
@@ -328,6 +325,36 @@ std::vector<AttentionChoice> choose_attention(const Graph& graph, const Strategy
     choices.push_back(std::move(choice));
   }
   return choices;
+}
+
+// Whether each attention has a choice, so that none takes what the strategy asks for, and all choices are AllGather.
+bool all_gather(const Graph& graph, const std::vector<AttentionChoice>& choices) {
+  size_t left = 0;
+  for (const auto& op : graph.ops()) left += op->is("sdpa", "sdpa_backward") ? 1 : 0;
+  for (const AttentionChoice& choice : choices) {
+    if (choice.chosen != RotateMethod::AllGather) return false;
+    left -= choice.results.size();
+  }
+  return left == 0;
+}
+
+}  // namespace
+
+std::vector<AttentionChoice> choose_attention(const Graph& graph, const Strategy& strategy,
+                                              const passes::PipelineOptions& options, const cost::Machine& machine) {
+  return choose(probe_of(graph, strategy, options.canonical), strategy, options, machine);
+}
+
+void apply_chosen(Graph& graph, const Strategy& strategy, const passes::PipelineOptions& options,
+                  const cost::Machine& machine) {
+  Probe probe = probe_of(graph, strategy, options.canonical);
+  const std::vector<AttentionChoice> choices = choose(probe, strategy, options, machine);
+  if (all_gather(probe.canonical, choices)) {
+    graph = std::move(probe.parts);
+    return;
+  }
+  graph = std::move(probe.canonical);
+  parallel::cut_named(graph, with_methods(strategy, choices));
 }
 
 Strategy with_methods(Strategy strategy, const std::vector<AttentionChoice>& choices) {

@@ -36,6 +36,12 @@ struct AttentionChoice {
 std::vector<AttentionChoice> choose_attention(const ir::Graph& graph, const Strategy& strategy,
                                               const passes::PipelineOptions& options, const cost::Machine& machine);
 
+// Cuts a step over model axes, with each attention in the form that is chosen. Where all gather, that is the step on which the choices
+// were made, which is not cut again.
+//   graph: as captured; becomes what parallel::apply_model_parallel leaves with these forms asked for by name
+void apply_chosen(ir::Graph& graph, const Strategy& strategy, const passes::PipelineOptions& options,
+                  const cost::Machine& machine);
+
 // The strategy with ContextParallelOptions::methods as they were chosen.
 Strategy with_methods(Strategy strategy, const std::vector<AttentionChoice>& choices);
 

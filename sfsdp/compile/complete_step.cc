@@ -28,6 +28,11 @@ void set_seed(ir::Graph& graph, double seed) {
     if (op->is("full") && op->section == ir::Section::Bwd && op->result()->name() == "seed") op->attrs["value"] = seed;
 }
 
+// Whether attention may be chosen by cost.
+bool has_choice(const Strategy& strategy, const tune::TuneOptions& tune) {
+  return strategy.axis_size("cp") > 1 && !tune.machine.empty();
+}
+
 // Takes the sites that are chosen.
 void pipeline_products(ir::Graph& graph, const Strategy& strategy, const StepOptions& options, bool training) {
   if (strategy.tensor.options.async_products == AsyncProducts::Off) return;
@@ -70,7 +75,7 @@ std::vector<tune::ProductSiteChoice> product_sites(const ir::Graph& graph, const
 
 std::vector<AttentionChoice> attention_choices(const ir::Graph& graph, const Strategy& strategy,
                                                const StepOptions& options) {
-  if (strategy.axis_size("cp") == 1 || options.tune.machine.empty()) return {};
+  if (!has_choice(strategy, options.tune)) return {};
   return choose_attention(graph, strategy, options.pipeline,
                           cost::load_machine(options.tune.machine, options.tune.attention));
 }
@@ -101,10 +106,10 @@ std::vector<OptimizerState> place_step(ir::Graph& graph, const Strategy& strateg
     share = parallel::share_of_mean(strategy.data_ranks() * options.micro_batches, half_precision);
   set_seed(graph, share.seed);
   if (training) graph.micro_batches = options.micro_batches;
-  const bool by_cost = strategy.context.rotate_method == RotateMethod::Auto;
-  parallel::apply_model_parallel(
-      graph, by_cost ? with_methods(strategy, attention_choices(graph, strategy, options)) : strategy,
-      options.pipeline.canonical);
+  if (strategy.context.rotate_method == RotateMethod::Auto && has_choice(strategy, options.tune))
+    apply_chosen(graph, strategy, options.pipeline, cost::load_machine(options.tune.machine, options.tune.attention));
+  else
+    parallel::apply_model_parallel(graph, strategy, options.pipeline.canonical);
   pipeline_products(graph, strategy, options, training);
   parallel::apply_data_parallel(graph, strategy, {share.rest});
   if (training)

@@ -5,6 +5,7 @@
 #include <array>
 #include <cctype>
 #include <string_view>
+#include <unordered_set>
 
 #include "sfsdp/cost/op_shape.h"
 #include "sfsdp/ir/access.h"
@@ -120,7 +121,7 @@ int64_t workspace_bytes(std::span<const Op* const> kernel, const Target& target)
 }
 
 int64_t workspace_bytes(const ir::Graph& graph, const Kernels& kernels, const Target& target) {
-  const auto inside = values_inside(graph, kernels);
+  const auto inside = target.is_cpu ? values_inside(graph, kernels) : std::unordered_set<const ir::Value*>{};
   int64_t largest = 0;
   for (const auto& kernel : kernels.ops) {
     int64_t bytes = workspace_bytes(kernel, target);

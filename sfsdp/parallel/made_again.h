@@ -3,8 +3,9 @@
 // and all ranks compute it. The gradient of a token's experts is that of the token, times a number for each.
 #pragma once
 
+#include <algorithm>
 #include <limits>
-#include <unordered_set>
+#include <vector>
 
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/ir/opset.h"
@@ -21,19 +22,26 @@ class MadeAgain {
   explicit MadeAgain(const State& state) : state_(state) {}
 
   // Whether the whole of a value that is cut is best made by its op.
-  bool is_made_again(const ir::Value& value, int depth = 0) const {
-    const ir::Placement from = state_.placement_of(&value);
-    return from.kind == ir::Placement::Kind::Shard && !state_.is_whole_made(&value) &&
-           2 * cost_again(value, depth) <= redistribution_cost(value, from, ir::Placement::replicate(), 0);
-  }
-  double cost_of_whole(const ir::Value& value, int depth = 0) const {
-    const ir::Placement from = state_.placement_of(&value);
-    if (from == ir::Placement::replicate() || state_.is_whole_made(&value)) return 0;
-    return is_made_again(value, depth) ? cost_again(value, depth)
-                                       : redistribution_cost(value, from, ir::Placement::replicate(), 0);
-  }
+  bool is_made_again(const ir::Value& value) const { return whole_of(value, 0).by_op; }
+  double cost_of_whole(const ir::Value& value) const { return whole_of(value, 0).cost; }
 
  private:
+  struct Whole {
+    bool by_op = false;
+    double cost = 0;
+  };
+
+  // Each op is asked once for what its operands cost: asked for both answers one by one, they would be walked three times at each depth.
+  Whole whole_of(const ir::Value& value, int depth) const {
+    constexpr ir::Placement kWhole = ir::Placement::replicate();
+    const ir::Placement from = state_.placement_of(&value);
+    if (from == kWhole || state_.is_whole_made(&value)) return {};
+    const double sent = redistribution_cost(value, from, kWhole, 0);
+    if (from.kind != ir::Placement::Kind::Shard) return {false, sent};
+    const double again = cost_again(value, depth);
+    return 2 * again <= sent ? Whole{true, again} : Whole{false, sent};
+  }
+
   double cost_again(const ir::Value& value, int depth) const {
     constexpr int kDeepest = 6;
     constexpr double kImpossible = std::numeric_limits<double>::infinity();
@@ -44,14 +52,15 @@ class MadeAgain {
         ir::has_flag(op, ir::kByCoordinate) || op.has_attr("axis") || op.is("reorder"))
       return kImpossible;
     double cost = 0;
-    std::unordered_set<const ir::Value*> seen;
-    for (const ir::Value* operand : state_.operands_of(op)) {
-      if (!operand || !seen.insert(operand).second) continue;
+    const std::vector<ir::Value*>& operands = state_.operands_of(op);
+    for (auto operand = operands.begin(); operand != operands.end(); ++operand) {
+      if (!*operand || std::find(operands.begin(), operand, *operand) != operand) continue;
+      const Whole whole = whole_of(**operand, depth + 1);
       // What is gathered lies in memory without gaps, which views of it would see.
-      if (!operand->type().strides.empty() && state_.placement_of(operand) != ir::Placement::replicate() &&
-          !state_.is_whole_alike(*operand) && !is_made_again(*operand, depth + 1))
+      if (!(*operand)->type().strides.empty() && state_.placement_of(*operand) != ir::Placement::replicate() &&
+          !state_.is_whole_alike(**operand) && !whole.by_op)
         return kImpossible;
-      cost += cost_of_whole(*operand, depth + 1);
+      cost += whole.cost;
     }
     return cost;
   }

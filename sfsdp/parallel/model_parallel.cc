@@ -91,9 +91,13 @@ void name_ops(ir::Graph& graph, const passes::CanonicaliseOptions& canonical) {
 
 std::vector<PartitionReport> apply_model_parallel(ir::Graph& graph, const Strategy& strategy,
                                                   const passes::CanonicaliseOptions& canonical) {
+  if (!strategy.model_axes().empty()) name_ops(graph, canonical);
+  return cut_named(graph, strategy);
+}
+
+std::vector<PartitionReport> cut_named(ir::Graph& graph, const Strategy& strategy) {
   const AxisList axes = strategy.model_axes();
   if (axes.empty()) return {};
-  name_ops(graph, canonical);
   leave_rounding_to_reductions(graph, strategy);
   graph.mesh = strategy.mesh.axes();
   if (strategy.axis_size("ep") > 1 && strategy.axis_size("tp") > 1) check_cut_once(graph, strategy);

@@ -18,4 +18,7 @@ void name_ops(ir::Graph& graph, const passes::CanonicaliseOptions& canonical = {
 std::vector<PartitionReport> apply_model_parallel(ir::Graph& graph, const Strategy& strategy,
                                                   const passes::CanonicaliseOptions& canonical = {});
 
+// The second half: of a graph that name_ops has named.
+std::vector<PartitionReport> cut_named(ir::Graph& graph, const Strategy& strategy);
+
 }  // namespace sfsdp::parallel

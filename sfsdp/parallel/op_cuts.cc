@@ -16,6 +16,8 @@ namespace {
 
 using ir::ClauseParts, ir::FactorPart, ir::Op, ir::Placement;
 
+bool is_zeros(const ir::Value& value) { return value.producer()->is("aten.new_zeros"); }
+
 OpCut like_first(const Op& op, const Placement& operand, const Placement& result) {
   OpCut cut{.operands = std::vector<std::optional<Placement>>(op.operands.size()),
             .results = std::vector<Placement>(op.results().size(), result)};
@@ -315,7 +317,7 @@ class Ways {
       for (const size_t k : group) {
         if (k >= op_.operands.size() || !op_.operands[k]) continue;
         const bool is_summand = operands_[k] == kSum;
-        all &= is_summand || op_.operands[k]->producer()->is("aten.new_zeros");  // zeros on all ranks are a summand too
+        all &= is_summand || is_zeros(*op_.operands[k]);  // zeros on all ranks are a summand too
         any |= is_summand;
         if (is_summand) way.operands[k] = kSum;
       }
@@ -367,8 +369,45 @@ std::vector<OpCut> cuts_of(const Op& op, const std::vector<Placement>& operands,
   return Ways(op, ir::parts_of(op), operands, ranks, cut_summands).all();
 }
 
+bool CutsOfOps::Likeness::is_of(const Op& op) const {
+  if (opcode != op.opcode || operands.size() != op.operands.size() || results.size() != op.results().size())
+    return false;
+  for (size_t k = 0; k < operands.size(); ++k) {
+    const ir::Value* operand = op.operands[k];
+    if (operands[k].has_value() != (operand != nullptr)) return false;
+    if (operand && (*operands[k] != operand->type() || zeros[k] != is_zeros(*operand))) return false;
+  }
+  for (size_t r = 0; r < results.size(); ++r)
+    if (results[r] != op.results()[r]->type()) return false;
+  return attrs == op.attrs;
+}
+
+CutsOfOps::Known& CutsOfOps::known(const Op& op) {
+  Known*& known = known_of_[&op];
+  if (known) return *known;
+  size_t hash = std::hash<std::string_view>()(op.opcode);
+  const auto add = [&](const ir::Type& type) {
+    for (const ir::Dim& dim : type.dims) hash = hash * 31 + static_cast<size_t>(dim.size);
+  };
+  for (const ir::Value* operand : op.operands)
+    if (operand) add(operand->type());
+  for (const auto& result : op.results()) add(result->type());
+  std::vector<Known*>& alike = alike_[hash];
+  const auto found = std::ranges::find_if(alike, [&](const Known* one) { return one->of.is_of(op); });
+  if (found != alike.end()) return *(known = *found);
+  Likeness of{.opcode = op.opcode, .attrs = op.attrs, .operands = {}, .zeros = {}, .results = {}};
+  for (const ir::Value* operand : op.operands) {
+    of.operands.push_back(operand ? std::optional(operand->type()) : std::nullopt);
+    of.zeros.push_back(operand && is_zeros(*operand));
+  }
+  for (const auto& result : op.results()) of.results.push_back(result->type());
+  known = &known_.emplace_back(Known{.of = std::move(of), .parts = {}, .answers = {}});
+  alike.push_back(known);
+  return *known;
+}
+
 const std::vector<OpCut>& CutsOfOps::of(const Op& op, const std::vector<Placement>& operands) {
-  Known& known = known_[&op];
+  Known& known = this->known(op);
   for (const Answer& answer : known.answers)
     if (answer.operands == operands) return answer.cuts;
   if (ir::is_collective(op) || is_view(op)) {

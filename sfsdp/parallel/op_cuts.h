@@ -6,6 +6,7 @@
 #include <deque>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "sfsdp/ir/access.h"
@@ -28,11 +29,12 @@ struct OpCut {
 std::vector<OpCut> cuts_of(const ir::Op& op, const std::vector<ir::Placement>& operands, int64_t ranks,
                            bool cut_summands = false);
 
-// The same of a graph's ops, each answer kept. Undefined once an op's types, operands or attributes have changed.
+// The same of a graph's ops, each answer kept, once for all ops that are alike: those of like layers are. Undefined once an op's types,
+// operands or attributes have changed.
 class CutsOfOps {
  public:
   CutsOfOps(const ir::Graph& graph, int64_t ranks, bool cut_summands)
-      : ranks_(ranks), cut_summands_(cut_summands), known_(graph) {}
+      : ranks_(ranks), cut_summands_(cut_summands), known_of_(graph, nullptr) {}
   const std::vector<OpCut>& of(const ir::Op& op, const std::vector<ir::Placement>& operands);
 
  private:
@@ -40,13 +42,27 @@ class CutsOfOps {
     std::vector<ir::Placement> operands;
     std::vector<OpCut> cuts;
   };
+  // All that cuts_of asks of an op.
+  struct Likeness {
+    ir::Opcode opcode;
+    ir::Attrs attrs;
+    std::vector<std::optional<ir::Type>> operands;
+    std::vector<bool> zeros;  // by operand
+    std::vector<ir::Type> results;
+    bool is_of(const ir::Op& op) const;
+  };
   struct Known {
+    Likeness of;
     std::optional<std::vector<ir::ClauseParts>> parts;
     std::deque<Answer> answers;
   };
+  Known& known(const ir::Op& op);
+
   const int64_t ranks_;
   const bool cut_summands_;
-  ir::OpTable<Known> known_;
+  std::deque<Known> known_;
+  std::unordered_map<size_t, std::vector<Known*>> alike_;  // by a hash of what they have alike
+  ir::OpTable<Known*> known_of_;                           // of ops that were asked for
 };
 
 // Whether anything says how the op may be cut: views have rules of their own.

@@ -58,7 +58,7 @@ bool reads_in_place(const Op& op, ir::Accesses& accesses, const Value& memory) {
 
 class Taker {
  public:
-  Taker(const Graph& graph, const std::unordered_map<const Value*, size_t>& index, std::vector<Buffer>& buffers,
+  Taker(const Graph& graph, const ir::ValueTable<size_t>& index, std::vector<Buffer>& buffers,
         std::vector<OwnMemory>* own)
       : repeats_(graph.micro_batches > 1),
         accesses_(graph),
@@ -78,9 +78,9 @@ class Taker {
     taken_.clear();
     for (const Op* op : ops)
       for (const auto& result : op->results()) {
-        const auto own = index_.find(result.get());
-        if (own == index_.end() || buffers_[own->second].value != result.get()) continue;  // inside, or donated
-        const bool carried = buffers_[own->second].first != first || (repeats_ && op->is("accumulate"));
+        const size_t own = index_[result.get()];
+        if (own == kNoBuffer || buffers_[own].value != result.get()) continue;  // inside, or donated
+        const bool carried = buffers_[own].first != first || (repeats_ && op->is("accumulate"));
         OwnMemory found{.result = result.get()};
         if (!by_place)
           found.why = NotOver::KernelOfOthers;
@@ -92,7 +92,7 @@ class Taker {
           found = lost_operand(ops, *result, first, last);
         if (found.why == NotOver::No)
           take(*result, *found.operand);
-        else if (own_ && buffers_[own->second].bytes > 0)
+        else if (own_ && buffers_[own].bytes > 0)
           own_->push_back(found);
       }
   }
@@ -114,11 +114,13 @@ class Taker {
         if (const int64_t bytes = result->type().span_bytes(); std::ranges::find(sizes, bytes) == sizes.end())
           sizes.push_back(bytes);
     const auto is_free = [&](const Value* operand) {
-      const auto found = operand ? index_.find(ir::storage_of(operand)) : index_.end();
-      if (found == index_.end()) return false;
-      const Buffer& host = buffers_[host_of(found->second)];
+      if (!operand) return false;
+      const Value* memory = ir::storage_of(operand);
+      const size_t found = index_[memory];
+      if (found == kNoBuffer) return false;
+      const Buffer& host = buffers_[host_of(found)];
       return host.first < first && host.last == last &&
-             std::ranges::find(sizes, found->first->type().span_bytes()) != sizes.end();
+             std::ranges::find(sizes, memory->type().span_bytes()) != sizes.end();
     };
     return std::ranges::any_of(ops, [&](const Op* op) { return std::ranges::any_of(op->operands, is_free); });
   }
@@ -128,10 +130,10 @@ class Taker {
     OwnMemory nearest{.result = &result, .why = NotOver::NothingToTake};
     for (const Op* op : ops)
       for (const Value* operand : op->operands) {
-        const Value* memory = operand ? ir::storage_of(operand) : nullptr;
-        const auto found = index_.find(memory);
-        if (found == index_.end()) continue;
-        const Buffer& host = buffers_[host_of(found->second)];
+        if (!operand) continue;
+        const Value* memory = ir::storage_of(operand);
+        if (index_[memory] == kNoBuffer) continue;
+        const Buffer& host = buffers_[host_of(index_[memory])];
         if (host.first >= first || host.region != Region::Window) continue;
         const NotOver why = why_not(ops, result, *memory, last);
         if (why == NotOver::No) return {&result, memory, why};
@@ -142,7 +144,7 @@ class Taker {
 
   // Whether nothing reads `memory` after this kernel, and `result` fits.
   NotOver why_not(const std::vector<const Op*>& ops, const Value& result, const Value& memory, int64_t last) {
-    const size_t host = host_of(index_.at(&memory));
+    const size_t host = host_of(index_[&memory]);
     if (!fits(result, memory)) return NotOver::OtherSize;
     if (std::ranges::find(taken_, host) != taken_.end()) return NotOver::Taken;  // by one that may be dead after it
     if (buffers_[host].last != last) return NotOver::Kept;
@@ -162,7 +164,7 @@ class Taker {
   }
 
   void take(const Value& result, const Value& memory) {
-    const size_t own = index_.at(&result), host = host_of(index_.at(&memory));
+    const size_t own = index_[&result], host = host_of(index_[&memory]);
     inside_.push_back({.value = &result, .host = buffers_[host].value});
     buffers_[host].last = buffers_[own].last;
     taken_.push_back(host);
@@ -176,7 +178,7 @@ class Taker {
 
   const bool repeats_;
   ir::Accesses accesses_;
-  const std::unordered_map<const Value*, size_t>& index_;
+  const ir::ValueTable<size_t>& index_;
   std::vector<Buffer>& buffers_;
   std::vector<OwnMemory>* own_;
   std::vector<size_t> taken_;    // by results of the kernel at hand
@@ -189,8 +191,8 @@ class Taker {
 std::string_view to_string(NotOver why) { return kReasons.at(static_cast<size_t>(why)); }
 
 std::vector<Inside> write_over_last_reads(const Graph& graph, const cost::Kernels& kernels,
-                                          const std::unordered_map<const Value*, size_t>& index,
-                                          std::vector<Buffer>& buffers, std::vector<OwnMemory>* own) {
+                                          const ir::ValueTable<size_t>& index, std::vector<Buffer>& buffers,
+                                          std::vector<OwnMemory>* own) {
   Taker taker(graph, index, buffers, own);
   for (size_t i = 0; i < kernels.of.size();) {
     const int kernel = kernels.of[i];

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <limits>
 #include <map>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "sfsdp/base/check.h"
@@ -12,6 +11,7 @@
 #include "sfsdp/cost/op_shape.h"
 #include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/side_table.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/plan/in_place.h"
 #include "sfsdp/plan/lanes.h"
@@ -62,12 +62,12 @@ int64_t alignment_of(Region region, const cost::Target& target) {
 bool is_kept(const Op& op) { return op.is("param", "state", "constant", "scalar"); }
 
 // Memory that collectives read and write, by the value that has it first.
-std::unordered_set<const Value*> touched_by_collectives(const Graph& graph) {
-  std::unordered_set<const Value*> touched;
+ir::ValueTable<char> touched_by_collectives(const Graph& graph) {
+  ir::ValueTable<char> touched(graph);
   for (const auto& op : graph.ops()) {
     if (!ir::is_collective(*op)) continue;
-    for (const Value* operand : op->operands) touched.insert(ir::memory_of(operand));
-    for (const auto& result : op->results()) touched.insert(ir::memory_of(result.get()));
+    for (const Value* operand : op->operands) touched[ir::memory_of(operand)] = 1;
+    for (const auto& result : op->results()) touched[ir::memory_of(result.get())] = 1;
   }
   return touched;
 }
@@ -118,7 +118,7 @@ void place_kept(const Graph& graph, const MemoryOptions& options, MemoryPlan& pl
     const auto known = is_state ? entries.find(op->attr<std::string>("name")) : entries.end();
     if (known != entries.end())
       buffer.region = known->second->region;
-    else if (sent.contains(buffer.value) && !options.blocking && !(is_state && decided))
+    else if (sent[buffer.value] && !options.blocking && !(is_state && decided))
       buffer.region = Region::Window;
     buffer.bytes =
         round_up(std::max<int64_t>(op->result()->type().span_bytes(), 1),  // without elements: a place all the same
@@ -175,15 +175,15 @@ std::string_view to_string(Region region) {
 }
 
 Lifetimes find_buffers(const Graph& graph, const MemoryOptions& options, std::vector<OwnMemory>* own) {
-  std::unordered_map<const Value*, size_t> index;
+  ir::ValueTable<size_t> index(graph, kNoBuffer);
   Lifetimes lifetimes;
   std::vector<Buffer>& buffers = lifetimes.buffers;
   const cost::Kernels kernels = cost::kernels_of(graph);
   const std::vector<Span> spans = spans_of(kernels);
   const auto inside = cost::values_inside(graph, kernels);
   const auto buffer_of = [&](const Value* value) -> Buffer* {
-    const auto found = value ? index.find(ir::storage_of(value)) : index.end();
-    return found == index.end() ? nullptr : &buffers[found->second];
+    const size_t found = value ? index[ir::storage_of(value)] : kNoBuffer;
+    return found == kNoBuffer ? nullptr : &buffers[found];
   };
   const auto read = [&](const Value* value, int64_t at) {
     if (Buffer* buffer = buffer_of(value)) buffer->last = std::max(buffer->last, at);
@@ -200,7 +200,7 @@ Lifetimes find_buffers(const Graph& graph, const MemoryOptions& options, std::ve
       const Value* taken = r < donated.size() ? ir::storage_of(op.operands[static_cast<size_t>(donated[r])]) : nullptr;
       if (taken &&
           !inside.contains(taken)) {  // takes over the operand's memory, which one inside a kernel does not have
-        if (const auto found = index.find(taken); found != index.end()) index[value] = found->second;
+        index[value] = index[taken];
         continue;
       }
       if (inside.contains(value)) continue;
@@ -212,12 +212,12 @@ Lifetimes find_buffers(const Graph& graph, const MemoryOptions& options, std::ve
                          .region = op.is("input") ? Region::Io : Region::Window});
       if (op.is("pack") && !options.blocking) {
         for (size_t k = 0; k < op.operands.size(); ++k) {
-          const auto part = index.find(ir::storage_of(op.operands[k]));
-          if (!cost::is_inside(op, k) || part == index.end() || part->second == number) continue;
-          buffers[number].first = std::min(buffers[number].first, buffers[part->second].first);
-          lifetimes.inside.push_back({buffers[part->second].value, value, offset_in(op, k)});
-          buffers[part->second].bytes = 0;
-          part->second = number;
+          size_t& part = index[ir::storage_of(op.operands[k])];
+          if (!cost::is_inside(op, k) || part == kNoBuffer || part == number) continue;
+          buffers[number].first = std::min(buffers[number].first, buffers[part].first);
+          lifetimes.inside.push_back({buffers[part].value, value, offset_in(op, k)});
+          buffers[part].bytes = 0;
+          part = number;
         }
       }
     }
@@ -225,12 +225,14 @@ Lifetimes find_buffers(const Graph& graph, const MemoryOptions& options, std::ve
   const auto end = static_cast<int64_t>(graph.ops().size());
   for (const Value* output : graph.outputs) read(output, end);
   for (const ir::Carry& carry : graph.carries) read(carry.next, end);
-  for (const Value* value : touched_by_collectives(graph))
-    if (Buffer* buffer = buffer_of(value)) {
-      buffer->region = Region::Window;
-      // The host may write the next batch as soon as nobody reads this one: nothing else lies there meanwhile.
-      if (buffer->value->producer()->is("input")) buffer->last = end;
-    }
+  const ir::ValueTable<char> touched = touched_by_collectives(graph);
+  for (const auto& op : graph.ops())
+    for (const auto& result : op->results())
+      if (Buffer* buffer = touched[result.get()] ? buffer_of(result.get()) : nullptr) {
+        buffer->region = Region::Window;
+        // The host may write the next batch as soon as nobody reads this one: nothing else lies there meanwhile.
+        if (buffer->value->producer()->is("input")) buffer->last = end;
+      }
   for (Buffer& buffer : buffers)
     buffer.bytes = round_up(buffer.bytes,
                             options.blocking ? options.target.alignment : alignment_of(buffer.region, options.target));

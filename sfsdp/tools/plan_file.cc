@@ -13,6 +13,7 @@
 #include "sfsdp/plan/copied_bytes.h"
 #include "sfsdp/plan/diff.h"
 #include "sfsdp/plan/page/plan_page.h"
+#include "sfsdp/plan/verify/verify_plan.h"
 #include "sfsdp/tools/explain_plan.h"
 #include "sfsdp/train/plan_summary.h"
 
@@ -63,16 +64,19 @@ plan::StepPlan parse_file(const std::string& path, const std::string& option) {
   return plan::parse_plan(text.str(), path);
 }
 
+void refuse(const std::vector<std::string>& errors) {
+  if (!errors.empty()) throw UserError("the plan may not run:\n" + join(errors, "\n"));
+}
+
 }  // namespace
 
-void verify_or_throw(const plan::StepPlan& plan, const plan::VerifyOptions& options) {
-  const auto errors = plan::verify_plan(plan, options);
-  if (!errors.empty()) throw UserError("the plan may not run:\n" + join(errors, "\n"));
+void verify_budget_or_throw(const plan::StepPlan& plan, int64_t prefetch_bytes) {
+  refuse(plan::verify_budget(plan, prefetch_bytes));
 }
 
 plan::StepPlan read_plan(const std::string& path, const std::string& option) {
   plan::StepPlan plan = parse_file(path, option);
-  verify_or_throw(plan);
+  refuse(plan::verify_plan(plan));
   return plan;
 }
 

@@ -2,11 +2,11 @@
 // Plans as files, and what is said of them.
 #pragma once
 
+#include <cstdint>
 #include <iosfwd>
 #include <string>
 
 #include "sfsdp/plan/step_plan.h"
-#include "sfsdp/plan/verify/verify_plan.h"
 #include "sfsdp/tools/commands.h"
 
 namespace sfsdp::tools {
@@ -16,7 +16,9 @@ namespace sfsdp::tools {
 plan::StepPlan read_plan(const std::string& path, const std::string& option);
 // throws: UserError naming the option and the path
 void write_text(const std::string& text, const std::string& path, const std::string& option);
-void verify_or_throw(const plan::StepPlan& plan, const plan::VerifyOptions& options = {});
+// The budget of gathers of a plan that was just compiled, and so proved but for that.
+//   throws: UserError with all that the verifier finds
+void verify_budget_or_throw(const plan::StepPlan& plan, int64_t prefetch_bytes);
 
 // A summary, or --json; and the page of --html.
 void show_plan(const Request& request, const plan::StepPlan& plan, const std::string& title, std::ostream& out);

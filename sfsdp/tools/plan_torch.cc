@@ -118,7 +118,7 @@ int run_plan(const Request& request, std::ostream& out, std::ostream& err) {
     explain_plan(variant.plan, request.get("explain"), out);
     return 0;
   }
-  verify_or_throw(variant.plan, {.prefetch_bytes = job.program->options().pipeline.prefetch.max_bytes});
+  verify_budget_or_throw(variant.plan, job.program->options().pipeline.prefetch.max_bytes);
   if (request.has("out")) write_text(plan::print(variant.plan), request.get("out", ""), "--out");
   show_plan(request, variant.plan,
             concat(train::title_of(config.model), " on ", request.world, request.world == 1 ? " rank" : " ranks"), out);

@@ -34,7 +34,10 @@ std::optional<int64_t> offset_in_operand(const Op& op, int result) {
 }  // namespace
 
 Term term_of(Value* value) {
-  Term term{value, 0, typed(value->type().dtype, value->type().shape(), strides_of(value->type()))};
+  const Type& own = value->type();
+  Term term{
+      value, 0,
+      own.strides.empty() ? Type::tensor(own.dtype, own.shape()) : typed(own.dtype, own.shape(), strides_of(own))};
   while (aliased_operand(*term.base->producer()) >= 0) {
     const auto offset = offset_in_operand(*term.base->producer(), term.base->result_index());
     if (!offset) break;

@@ -4,33 +4,33 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/side_table.h"
 #include "sfsdp/passes/analysis/own_memory.h"
 
 namespace sfsdp::passes {
 namespace {
 
 using ir::Graph, ir::Op, ir::Value;
-using Replacements = std::map<Value*, Value*>;
+using Replacements = ir::ValueTable<Value*>;  // nullptr: it stays
 
 // Random ops are not pure: they are told apart by where they stand, which no operand says.
-bool is_mergeable(const Op& op, const std::set<const Value*>& own) {
+bool is_mergeable(const Op& op, const ir::ValueTable<char>& own) {
   if (!ir::is_pure(op) || ir::is_start(op) || ir::is_wait(op)) return false;
   if (op.results().empty() || op.has_attr("donates")) return false;
   for (const auto& result : op.results())
-    if (own.contains(ir::storage_of(result.get()))) return false;
+    if (own[ir::storage_of(result.get())]) return false;
   return true;
 }
 
 Value* merged_value(Value* value, const Replacements& merged) {
-  const auto found = merged.find(value);
-  return found == merged.end() ? value : found->second;
+  Value* kept = value ? merged[value] : nullptr;
+  return kept ? kept : value;
 }
 
 // Alike for ops that compute the same, and cheap: a graph has tens of thousands.
@@ -67,27 +67,28 @@ struct Duplicate {
 };
 
 std::vector<Duplicate> find_duplicates(const Graph& graph, Replacements& merged) {
-  const std::set<const Value*> own = own_memory(graph);
-  std::unordered_map<size_t, std::vector<Op*>> kept;  // by hash, each list in the graph's order
+  ir::ValueTable<char> own(graph);
+  for (const Value* value : own_memory(graph)) own[value] = 1;
+  std::unordered_map<size_t, Op*> first;  // by hash
+  first.reserve(graph.ops().size());
+  ir::OpTable<Op*> next(graph, nullptr);  // of the same hash that is kept, in the graph's order
   std::vector<Duplicate> duplicates;
   for (const auto& op : graph.ops()) {
     if (!is_mergeable(*op, own)) continue;
-    std::vector<Op*>& alike = kept[hash_of(*op, merged)];
-    const auto found =
-        std::ranges::find_if(alike, [&](const Op* other) { return compute_the_same(*other, *op, merged); });
-    if (found == alike.end()) {
-      alike.push_back(op.get());
+    Op** place = &first[hash_of(*op, merged)];
+    while (*place && !compute_the_same(**place, *op, merged)) place = &next[*place];
+    if (!*place) {
+      *place = op.get();
       continue;
     }
-    duplicates.push_back({op.get(), *found});
-    for (size_t i = 0; i < op->results().size(); ++i)
-      merged.emplace(op->results()[i].get(), (*found)->results()[i].get());
+    duplicates.push_back({op.get(), *place});
+    for (size_t i = 0; i < op->results().size(); ++i) merged[op->results()[i].get()] = (*place)->results()[i].get();
   }
   return duplicates;
 }
 
 void check_merged(const Graph& graph) {
-  Replacements none;
+  Replacements none(graph, nullptr);
   const size_t left = find_duplicates(graph, none).size();
   SFSDP_CHECK(left == 0, left, " duplicates are left");
 }
@@ -95,7 +96,7 @@ void check_merged(const Graph& graph) {
 }  // namespace
 
 bool merge_duplicates(Graph& graph, PassContext& ctx) {
-  Replacements merged;
+  Replacements merged(graph, nullptr);
   const std::vector<Duplicate> duplicates = find_duplicates(graph, merged);
   std::map<const Op*, const Op*> kept_of;
   std::vector<Op*> erased;
@@ -111,7 +112,10 @@ bool merge_duplicates(Graph& graph, PassContext& ctx) {
   if (!duplicates.empty()) {
     for (const auto& op : graph.ops())
       if (const auto found = kept_of.find(op->bwd_of); found != kept_of.end()) op->bwd_of = found->second;
-    graph.replace_uses(merged);
+    std::map<Value*, Value*> replaced;
+    for (const Duplicate& duplicate : duplicates)
+      for (const auto& result : duplicate.op->results()) replaced.emplace(result.get(), merged[result.get()]);
+    graph.replace_uses(replaced);
     graph.erase(erased);
   }
   check_merged(graph);

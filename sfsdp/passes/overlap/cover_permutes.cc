@@ -11,6 +11,7 @@
 #include "sfsdp/ir/index.h"
 #include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/side_table.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -131,20 +132,24 @@ class Pipelines {
 };
 
 // Permutes that bring rows of products, by what is sent and where.
-std::vector<Ops> find_pipelines(const ir::Index& index) {
+std::vector<Ops> find_pipelines(const ir::Graph& graph, const ir::Index& index) {
   std::vector<Ops> pipelines;
+  ir::ValueTable<std::vector<size_t>> sending(
+      graph);  // places in `pipelines`, one for each section that sends the value
   for (size_t i = 0; i < index.size(); ++i) {
     Op* const start = index.at(i);
     if (!start->is("permute.start")) continue;
     const Op* wait = index.only_reader(start->result());
     if (!wait || products_of(index, wait->result(), start->section).empty()) continue;
-    const auto found = std::ranges::find_if(pipelines, [&](const Ops& starts) {
-      return starts[0]->operands[0] == start->operands[0] && starts[0]->section == start->section;
-    });
-    if (found == pipelines.end())
-      pipelines.push_back({start});
-    else
-      found->push_back(start);
+    std::vector<size_t>& known = sending[start->operands[0]];
+    const auto found =
+        std::ranges::find(known, start->section, [&](size_t place) { return pipelines[place][0]->section; });
+    if (found != known.end()) {
+      pipelines[*found].push_back(start);
+      continue;
+    }
+    known.push_back(pipelines.size());
+    pipelines.push_back({start});
   }
   return pipelines;
 }
@@ -171,13 +176,12 @@ std::vector<Permute> find_permutes(const ir::Index& index) {
   return permutes;
 }
 
-// What stands before a start that is moved before `attention`: a wait, and views of what it brought, that would be moved there or lower.
-Ops waited_for(const ir::Index& index, const std::vector<Permute>& permutes, const Op& start, const Op& attention) {
+// Which permute brings what an op waits for, or views; each op is of one permute alone, as it reads one value.
+ir::OpTable<const Permute*> permutes_by_waited(const ir::Graph& graph, const std::vector<Permute>& permutes) {
+  ir::OpTable<const Permute*> of(graph, nullptr);
   for (const Permute& permute : permutes)
-    if (std::ranges::find(permute.waited, start.operands[0]->producer()) != permute.waited.end() &&
-        index.position(permute.reader) >= index.position(&attention))
-      return permute.waited;
-  return {};
+    for (const Op* op : permute.waited) of[op] = &permute;
+  return of;
 }
 
 }  // namespace
@@ -186,17 +190,20 @@ bool cover_permutes(ir::Graph& graph, PassContext& ctx) {
   const ir::Index index(graph);
   const Ops above = attention_above(index);
   const std::vector<Permute> permutes = find_permutes(index);
+  const ir::OpTable<const Permute*> by_waited = permutes_by_waited(graph, permutes);
   ir::Moves moves(graph);
   Pipelines pipelines(index, moves);
-  for (const Ops& starts : find_pipelines(index))
+  for (const Ops& starts : find_pipelines(graph, index))
     if (const int64_t early = pipelines.place(starts); early > 0) ctx.metrics.add("started_early", early);
   for (const Permute& permute : permutes) {  // starts before waits, where both stand before one attention
     Op* const before = is_attention(*permute.reader) ? above[index.position(permute.reader)] : nullptr;
     if (!before || index.position(before) > index.position(permute.start)) continue;
     auto started = start_group(index, permute.start, *before);
     if (!started) continue;
-    const Ops waited = waited_for(index, permutes, *started->front(), *before);
-    started->insert(started->begin(), waited.begin(), waited.end());
+    // What it reads may be waited for here or lower: then that goes with it, and views of it.
+    const Permute* needed = by_waited[started->front()->operands[0]->producer()];
+    if (needed && index.position(needed->reader) >= index.position(before))
+      started->insert(started->begin(), needed->waited.begin(), needed->waited.end());
     std::erase_if(*started, [&](const Op* op) { return moves.contains(op); });
     moves.before(before, *started);
     ctx.metrics.add("started_early", 1);

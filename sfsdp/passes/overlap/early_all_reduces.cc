@@ -2,9 +2,7 @@
 #include "sfsdp/passes/overlap/early_all_reduces.h"
 
 #include <algorithm>
-#include <map>
-#include <unordered_map>
-#include <unordered_set>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -12,6 +10,7 @@
 #include "sfsdp/ir/index.h"
 #include "sfsdp/ir/moves.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/side_table.h"
 #include "sfsdp/passes/overlap/split_collectives.h"
 
 namespace sfsdp::passes {
@@ -29,8 +28,8 @@ struct TailWait {
   bool by_several = false;
 };
 
-std::unordered_map<const Op*, TailWait> find_tail_waits(const Graph& graph) {
-  std::unordered_map<const Op*, TailWait> waits;
+ir::OpTable<TailWait> find_tail_waits(const Graph& graph) {
+  ir::OpTable<TailWait> waits(graph);
   for (const auto& op : graph.ops()) {
     if (!in_tail(*op)) continue;
     TailWait h;
@@ -39,8 +38,7 @@ std::unordered_map<const Op*, TailWait> find_tail_waits(const Graph& graph) {
       if (other.by) h.by = other.by;
     };
     for (const Value* operand : op->operands)
-      if (operand)
-        if (const auto found = waits.find(operand->producer()); found != waits.end()) add(found->second);
+      if (operand) add(waits[operand->producer()]);
     if (ir::is_wait(*op) || is_blocking(*op)) add({op.get(), false});
     waits[op.get()] = h;
   }
@@ -48,14 +46,14 @@ std::unordered_map<const Op*, TailWait> find_tail_waits(const Graph& graph) {
 }
 
 // What updates read, through all that lies between.
-std::unordered_set<const Op*> needed_by_updates(const Graph& graph) {
-  std::unordered_set<const Op*> needed;
-  for (const ir::Carry& carry : graph.carries) needed.insert(carry.next->producer());
+ir::OpTable<char> needed_by_updates(const Graph& graph) {
+  ir::OpTable<char> needed(graph);
+  for (const ir::Carry& carry : graph.carries) needed[carry.next->producer()] = 1;
   for (size_t i = graph.ops().size(); i-- > 0;) {
     const Op& op = *graph.ops()[i];
-    if (!needed.contains(&op)) continue;
+    if (!needed[&op]) continue;
     for (const Value* operand : op.operands)
-      if (operand) needed.insert(operand->producer());
+      if (operand) needed[operand->producer()] = 1;
   }
   return needed;
 }
@@ -67,8 +65,8 @@ std::vector<Op*> find_blocking(const Graph& graph) {
   std::vector<Op*> blocking;
   for (const auto& op : graph.ops()) {
     if (!in_tail(*op) || !is_blocking(*op)) continue;
-    const TailWait& h = waits.at(op.get());
-    if ((h.by == op.get() && !h.by_several) || !needed.contains(op.get())) blocking.push_back(op.get());
+    const TailWait& h = waits[op.get()];
+    if ((h.by == op.get() && !h.by_several) || !needed[op.get()]) blocking.push_back(op.get());
   }
   return blocking;
 }
@@ -107,7 +105,13 @@ bool start_in_body(Graph& graph, PassContext& ctx) {
 class TailOrder {
  public:
   explicit TailOrder(Graph& graph)
-      : graph_(graph), tail_waits_(find_tail_waits(graph)), needed_(needed_by_updates(graph)), index_(graph) {}
+      : graph_(graph),
+        tail_waits_(find_tail_waits(graph)),
+        needed_(needed_by_updates(graph)),
+        index_(graph),
+        place_(graph, kNowhere),
+        readers_(graph),
+        emitted_(graph) {}
 
   bool apply(PassContext& ctx) {
     std::vector<Op*> tail;
@@ -131,7 +135,7 @@ class TailOrder {
     for (Op* gradient : gradients)
       for (Op* update : updates_of(*gradient)) emit(update);
     for (Op* op : tail)
-      if (needed_.contains(op)) emit(op);
+      if (needed_[op]) emit(op);
     for (Op* op : tail) emit(op);
     return graph_.set_order(order_);
   }
@@ -139,7 +143,8 @@ class TailOrder {
  private:
   // With all that it reads in the tail and that is not there yet, and after what reads a buffer that it takes over.
   void emit(Op* op) {
-    if (!in_tail(*op) || !emitted_.insert(op).second) return;
+    if (!in_tail(*op) || emitted_[op]) return;
+    emitted_[op] = 1;
     for (Value* operand : op->operands)
       if (operand) emit(operand->producer());
     for (const int64_t taken : ir::donated_operands(*op))
@@ -152,7 +157,7 @@ class TailOrder {
   void start_all(const std::vector<Op*>& tail) {
     std::vector<Op*> starts;
     for (Op* op : tail)
-      if (ir::is_start(*op) && !tail_waits_.at(op).by) starts.push_back(op);
+      if (ir::is_start(*op) && !tail_waits_[op].by) starts.push_back(op);
     std::ranges::stable_sort(starts, {}, [&](const Op* op) {
       const Op* from = op->operands[0]->producer();
       return in_tail(*from) ? graph_.ops().size() : index_.position(from);
@@ -166,7 +171,7 @@ class TailOrder {
     std::vector<std::pair<size_t, Op*>> found;
     for (Op* op : tail) {
       if (!op->is("gradient")) continue;
-      const Op* by = tail_waits_.at(op).by;
+      const Op* by = tail_waits_[op].by;
       if (by && ir::is_wait(*by)) by = by->operands[0]->producer();
       const Op* from = op;
       while (!by && in_tail(*from)) from = from->operands[0]->producer();
@@ -178,8 +183,7 @@ class TailOrder {
     return gradients;
   }
   size_t place_of(const Op& op) const {
-    const auto found = place_.find(&op);
-    return found == place_.end() ? order_.size() + index_.position(&op) : found->second;
+    return place_[&op] == kNowhere ? order_.size() + index_.position(&op) : place_[&op];
   }
 
   // Ops of the optimizer that read the gradient, clipped or not.
@@ -198,7 +202,7 @@ class TailOrder {
   std::vector<Op*> free_updates(const Op& gradient) const {
     std::vector<Op*> updates = updates_of(gradient);
     std::erase_if(updates, [&](const Op* update) {
-      return tail_waits_.at(update).by_several || tail_waits_.at(update).by != tail_waits_.at(&gradient).by ||
+      return tail_waits_[update].by_several || tail_waits_[update].by != tail_waits_[&gradient].by ||
              reads_norm(*update);
     });
     return updates;
@@ -211,14 +215,15 @@ class TailOrder {
     });
   }
 
+  static constexpr size_t kNowhere = std::numeric_limits<size_t>::max();
   Graph& graph_;
-  const std::unordered_map<const Op*, TailWait> tail_waits_;
-  const std::unordered_set<const Op*> needed_;
-  const ir::Index index_;                        // of the graph as it was
-  std::unordered_map<const Op*, size_t> place_;  // in the new order
+  const ir::OpTable<TailWait> tail_waits_;
+  const ir::OpTable<char> needed_;
+  const ir::Index index_;      // of the graph as it was
+  ir::OpTable<size_t> place_;  // in the new order
   // Ops of the tail, by the memory that they read; a wait reads what its start sends.
-  std::unordered_map<const Value*, std::vector<Op*>> readers_;
-  std::unordered_set<const Op*> emitted_;
+  ir::ValueTable<std::vector<Op*>> readers_;
+  ir::OpTable<char> emitted_;
   std::vector<Op*> order_;
 };
 

@@ -58,8 +58,9 @@ class LayoutChecker {
   }
   const Layout& layout_of(const Value* value) const { return layouts_[value]; }
   std::vector<Layout> layouts_of(const Op& op) const {
-    std::vector<Layout> all;
-    for (const Value* operand : op.operands) all.push_back(operand ? layout_of(operand) : Layout());
+    std::vector<Layout> all(op.operands.size());
+    for (size_t k = 0; k < all.size(); ++k)
+      if (op.operands[k]) all[k] = layout_of(op.operands[k]);
     return all;
   }
   bool over_this_axis(const Op& op) const {
@@ -476,15 +477,16 @@ class LayoutChecker {
     if (own.range) return of_own_rows(op, *own.range);
     if (ir::is_loop(op)) return begin_loop(op);
     if (op.is("end")) return end_loop(op);
-    if (const auto made = part_layouts(op, given, named_by(op), over_this_axis(op), ranks_)) return set(op, *made);
+    const std::vector<Layout> named = named_by(op);
+    const bool here = over_this_axis(op);
+    if (const auto made = part_layouts(op, given, named, here, ranks_)) return set(op, *made);
     if (op.is("own_part", "as_summand")) return apart(op);
-    if (op.is("own_rows", "spread_rows", "own_ends", "further_rounds") && over_this_axis(op)) return rows(op);
+    if (op.is("own_rows", "spread_rows", "own_ends", "further_rounds") && here) return rows(op);
     if (has_own_groups(op)) return product_of_own_groups(op);
-    if (const auto made = ring_layouts(op, layouts_of(op), named_by(op), over_this_axis(op), ranks_))
-      return set(op, *made);
-    if (over_this_axis(op))
-      if (const auto made = vocabulary_layouts(op, layouts_of(op))) return set(op, *made);
-    if (const auto made = sequence_layouts(op, layouts_of(op), over_this_axis(op))) return set(op, *made);
+    if (const auto made = ring_layouts(op, given, named, here, ranks_)) return set(op, *made);
+    if (here)
+      if (const auto made = vocabulary_layouts(op, given)) return set(op, *made);
+    if (const auto made = sequence_layouts(op, given, here)) return set(op, *made);
     const auto coordinates = ir::coordinate_axes(op);
     if (std::ranges::find(coordinates, axis_) != coordinates.end())
       return error(op, "what it does depends on the rank's coordinate", "expected none beside a model axis yet");
@@ -493,8 +495,7 @@ class LayoutChecker {
     if (op.is("sum_squares")) return sum_squares(op);
     if (op.is("pack")) return pack(op);
     if (op.is("view")) return view(op);
-    const std::vector<Layout> operands = layouts_of(op);
-    if (std::ranges::find(operands, Kind::Flat, &Layout::kind) != operands.end()) return of_flats(op, operands);
+    if (std::ranges::find(given, Kind::Flat, &Layout::kind) != given.end()) return of_flats(op, given);
     return by_row(op);
   }
 

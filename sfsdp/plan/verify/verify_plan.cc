@@ -127,4 +127,10 @@ std::vector<std::string> verify_plan(const StepPlan& plan, const VerifyOptions& 
   return note.errors;
 }
 
+std::vector<std::string> verify_budget(const StepPlan& plan, int64_t prefetch_bytes) {
+  Notes note;
+  check_budget(plan.graph, prefetch_bytes, note);
+  return note.errors;
+}
+
 }  // namespace sfsdp::plan

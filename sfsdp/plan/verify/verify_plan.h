@@ -29,4 +29,7 @@ struct VerifyOptions {
 //   budget    gathers in flight
 std::vector<std::string> verify_plan(const StepPlan& plan, const VerifyOptions& options = {});
 
+// The budget alone, of a plan that verify_plan has proved without one.
+std::vector<std::string> verify_budget(const StepPlan& plan, int64_t prefetch_bytes);
+
 }  // namespace sfsdp::plan

@@ -532,6 +532,8 @@ TEST_CASE("prefetched bytes are held to their budget") {
   CHECK(join(verify_plan(plan, {.prefetch_bytes = 1 << 20}), "\n").empty());
   CHECK(join(verify_plan(plan, {.prefetch_bytes = 1024}), "\n").find("bytes of gathers are in flight") !=
         std::string::npos);
+  CHECK(verify_budget(plan, 1 << 20).empty());
+  CHECK(join(verify_budget(plan, 1024), "\n").find("bytes of gathers are in flight") != std::string::npos);
 }
 
 TEST_CASE("ranks with different programs: deadlocks and calls that do not meet") {

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "sfsdp/parallel/op_cuts.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/parser.h"
+
+namespace sfsdp::parallel {
+namespace {
+
+using ir::Op, ir::Placement;
+
+bool are_same(const std::vector<OpCut>& a, const std::vector<OpCut>& b) {
+  return std::ranges::equal(
+      a, b, [](const OpCut& x, const OpCut& y) { return x.operands == y.operands && x.results == y.results; });
+}
+
+// %x and %y are alike; %w adds zeros, which are a summand too; %u and %v differ in an attribute, %s and %t in a size.
+TEST_CASE("CutsOfOps: an answer is that of the op alone, and one for all that are alike") {
+  const ir::Graph graph = ir::parse_or_throw(R"(
+    graph mesh [] view global
+      %a = input name=a : f32[4, 4]
+      %b = input name=b : f32[4, 4]
+      %c = input name=c : f32[8, 4]
+    fwd:
+      %x = aten.add.Tensor %a, %b : f32[4, 4]
+      %y = aten.add.Tensor %b, %x : f32[4, 4]
+      %z = aten.new_zeros %a size=[4, 4] : f32[4, 4]
+      %w = aten.add.Tensor %a, %z : f32[4, 4]
+      %u = aten.sum.dim_IntList %a dim=[0] : f32[4]
+      %v = aten.sum.dim_IntList %a dim=[1] : f32[4]
+      %s = aten.relu %a : f32[4, 4]
+      %t = aten.relu %c : f32[8, 4]
+      return %y
+  )");
+  const Placement whole = Placement::replicate(), sum = Placement::partial(ir::ReduceOp::Sum);
+  CutsOfOps known(graph, 4, true);
+  for (const Placement& first : {whole, sum, Placement::shard(0), Placement::shard(1)})
+    for (const auto& op : graph.ops()) {
+      if (ir::is_root(*op)) continue;
+      std::vector<Placement> operands(op->operands.size(), whole);
+      operands[0] = first;
+      CAPTURE(op->result()->name());
+      CHECK(are_same(known.of(*op, operands), cuts_of(*op, operands, 4, true)));
+    }
+  const auto answer = [&](const char* name, const std::vector<Placement>& operands) {
+    return &known.of(*graph.find_value(name)->producer(), operands);
+  };
+  CHECK(answer("x", {sum, whole}) == answer("y", {sum, whole}));
+  CHECK(answer("x", {sum, whole}) != answer("x", {whole, whole}));
+  CHECK_FALSE(are_same(*answer("x", {sum, whole}), *answer("w", {sum, whole})));
+  CHECK_FALSE(are_same(*answer("u", {Placement::shard(0)}), *answer("v", {Placement::shard(0)})));
+  CHECK(answer("s", {whole}) != answer("t", {whole}));
+}
+
+}  // namespace
+}  // namespace sfsdp::parallel
