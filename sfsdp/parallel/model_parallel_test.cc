@@ -10,7 +10,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::parallel {
+namespace sfsdp::parallel::model_parallel_test {
 namespace {
 
 // A weight in bfloat16 that a model computes with in float32, as a router does: autograd rounds its gradient to bfloat16.
@@ -62,4 +62,4 @@ TEST_CASE("a gradient that is reduced in half precision is summed over cp first,
 }
 
 }  // namespace
-}  // namespace sfsdp::parallel
+}  // namespace sfsdp::parallel::model_parallel_test

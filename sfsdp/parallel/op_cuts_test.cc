@@ -9,7 +9,7 @@
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
 
-namespace sfsdp::parallel {
+namespace sfsdp::parallel::op_cuts_test {
 namespace {
 
 using ir::Op, ir::Placement;
@@ -58,4 +58,4 @@ TEST_CASE("CutsOfOps: an answer is that of the op alone, and one for all that ar
 }
 
 }  // namespace
-}  // namespace sfsdp::parallel
+}  // namespace sfsdp::parallel::op_cuts_test

@@ -6,7 +6,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/testing/expect_pass.h"
 
-namespace sfsdp::testing {
+namespace sfsdp::testing::block_collectives_test {
 namespace {
 
 // What leaves one of four ranks of [4, 8] floats, 128 bytes: 96 of a gather or a scatter, twice that of a sum.
@@ -63,4 +63,4 @@ TEST_CASE("block_collectives: lists are compared whatever their order, and alike
 }
 
 }  // namespace
-}  // namespace sfsdp::testing
+}  // namespace sfsdp::testing::block_collectives_test

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace sfsdp::train {
+namespace sfsdp::train::product_peak_test {
 namespace {
 
 double flops_of(int64_t n) { return 2.0 * static_cast<double>(n * n * n); }
@@ -47,4 +47,4 @@ TEST_CASE("a clock that stands still gives no peak") {
 }
 
 }  // namespace
-}  // namespace sfsdp::train
+}  // namespace sfsdp::train::product_peak_test

@@ -203,17 +203,26 @@ Arrays step_count(const KernelContext& c) {
   return {Array::scalar(c.in().dtype, c.in().data[0] + 1 - c.in(1).data[0])};
 }
 
-// weight_decay= or lr_factor= of element `i` of this rank's part: of the segment that it lies in.
-double update_number(const KernelContext& c, const char* key, double fallback, size_t i) {
+// weight_decay= or lr_factor=, of each element of this rank's part: of the segment that it lies in.
+std::vector<double> update_numbers(const KernelContext& c, const char* key, double fallback) {
+  const size_t count = c.in().data.size();
   const auto* list = c.op.find_attr<std::vector<double>>(key);
-  if (!list) return number_of(c.op, key, fallback);
-  const auto place = c.axis_rank * std::ssize(c.in().data) + static_cast<int64_t>(i);
+  if (!list) return std::vector<double>(count, number_of(c.op, key, fallback));
   const auto& begins = c.op.attr<std::vector<int64_t>>("begins");
-  const auto before = std::ranges::count_if(begins, [&](int64_t begin) { return begin <= place; });
-  return (*list)[static_cast<size_t>(before) - 1];
+  std::vector<double> numbers(count);
+  for (size_t i = 0; i < count; ++i) {
+    const auto place = static_cast<int64_t>(c.axis_rank * count + i);
+    const auto before = std::ranges::count_if(begins, [&](int64_t begin) { return begin <= place; });
+    numbers[i] = (*list)[static_cast<size_t>(before) - 1];
+  }
+  return numbers;
 }
-double decay_of(const KernelContext& c, size_t i) { return update_number(c, "weight_decay", 0, i); }
-double lr_of(const KernelContext& c, size_t i) { return c.host.lr * update_number(c, "lr_factor", 1, i); }
+std::vector<double> decays_of(const KernelContext& c) { return update_numbers(c, "weight_decay", 0); }
+std::vector<double> lrs_of(const KernelContext& c) {
+  std::vector<double> lrs = update_numbers(c, "lr_factor", 1);
+  for (double& lr : lrs) lr = c.host.lr * lr;
+  return lrs;
+}
 
 // Kingma and Ba, arXiv:1412.6980, algorithm 1, in PyTorch's form. Decoupled: Loshchilov and Hutter, arXiv:1711.05101,
 // algorithm 2; else the decay is a part of the gradient.
@@ -224,13 +233,14 @@ Arrays adam_like(const KernelContext& c, bool decoupled) {
   if (c.in(5).data[0] != 0) return {p, m, v};
   const double beta1 = number_of(c.op, "beta1"), beta2 = number_of(c.op, "beta2");
   const double correction1 = 1 - std::pow(beta1, step), correction2 = 1 - std::pow(beta2, step);
+  const double eps = number_of(c.op, "eps");
+  const std::vector<double> decays = decays_of(c), lrs = lrs_of(c);
   for (size_t i = 0; i < p.data.size(); ++i) {
-    const double gradient = g.data[i] + (decoupled ? 0 : decay_of(c, i) * p.data[i]);
-    if (decoupled) p.data[i] *= 1 - lr_of(c, i) * decay_of(c, i);
+    const double gradient = g.data[i] + (decoupled ? 0 : decays[i] * p.data[i]);
+    if (decoupled) p.data[i] *= 1 - lrs[i] * decays[i];
     m.data[i] = beta1 * m.data[i] + (1 - beta1) * gradient;
     v.data[i] = beta2 * v.data[i] + (1 - beta2) * gradient * gradient;
-    p.data[i] -=
-        lr_of(c, i) * (m.data[i] / correction1) / (std::sqrt(v.data[i] / correction2) + number_of(c.op, "eps"));
+    p.data[i] -= lrs[i] * (m.data[i] / correction1) / (std::sqrt(v.data[i] / correction2) + eps);
   }
   return {p, m, v};
 }
@@ -242,10 +252,12 @@ Arrays sgd(const KernelContext& c) {
   Arrays results{p};
   if (c.operands[1]) results.push_back(c.in(1));
   if (c.in(3).data[0] != 0) return results;
+  const double momentum = c.operands[1] ? number_of(c.op, "momentum") : 0;
+  const std::vector<double> decays = decays_of(c), lrs = lrs_of(c);
   for (size_t i = 0; i < p.data.size(); ++i) {
-    double direction = c.in(2).data[i] + decay_of(c, i) * p.data[i];
-    if (c.operands[1]) direction = results[1].data[i] = number_of(c.op, "momentum") * c.in(1).data[i] + direction;
-    results[0].data[i] = p.data[i] - lr_of(c, i) * direction;
+    double direction = c.in(2).data[i] + decays[i] * p.data[i];
+    if (c.operands[1]) direction = results[1].data[i] = momentum * c.in(1).data[i] + direction;
+    results[0].data[i] = p.data[i] - lrs[i] * direction;
   }
   return results;
 }
