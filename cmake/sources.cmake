@@ -51,7 +51,7 @@ if(sfsdp_misplaced)
 endif()
 
 # Files of a folder are compiled as one, `most` of them or fewer: half of the time of a unit goes to templates that headers leave (1.3 s,
-# with LibTorch's 5 s, in an empty unit as well). So names in anonymous namespaces are unique in a folder, and the content of a test
+# with LibTorch's 5 s, in an empty unit as well). So names in anonymous namespaces are unique in a folder (scripts/check_layers.sh), and the content of a test
 # file is in a namespace of its name. By folder, as then a new file changes the groups of its own folder alone.
 function(sfsdp_group_by_folder most)
   set(folders)

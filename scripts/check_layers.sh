@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Checks, over #include lines, the arrows of docs/architecture.md section 2, where LibTorch may enter, itself or through another
-# header (cmake/torch_sources.cmake), that nobody includes all of LibTorch, that sfsdp/testing stays in tests, and the size
-# of headers. check_words.sh has the other sizes.
+# header (cmake/torch_sources.cmake), that nobody includes all of LibTorch, that sfsdp/testing stays in tests, the size of
+# headers, and that files of a folder have no local function of one name. check_words.sh has the other sizes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 torch_units=$(sed -n '/^set(SFSDP_TORCH_FREE/,$d; s/#.*//; s/^ *\(sfsdp\/[^ )]*\).*/\1/p' cmake/torch_sources.cmake | paste -sd' ')
 
+status=0
 find sfsdp tests \( -name '*.h' -o -name '*.cc' -o -name '*.def' \) | sort | xargs -r awk -v torch_units="$torch_units" '
 function report(where, expected) { print where ": " expected; bad = 1 }
 
@@ -93,4 +94,23 @@ END {
     if ((f ~ /\.cc$/ || f in torch_header) && (way = way_to_torch(f)) != "")
       report(f, "is torch-free (cmake/torch_sources.cmake), but includes LibTorch:" way)
   exit bad
-}'
+}' || status=1
+
+# Files of a folder are compiled as one: a function in an anonymous namespace could be taken for that of another file, without a word
+# where their arguments differ. Other names that meet are errors of the compiler.
+find sfsdp -name '*.cc' ! -name '*_test.cc' ! -path 'sfsdp/kernels/*' ! -path 'sfsdp/testing/*' | LC_ALL=C sort | xargs awk '
+  FNR == 1 { folder = FILENAME; sub(/\/[^\/]*$/, "", folder); if (FILENAME ~ /[a-z]_torch\.cc$/ && FILENAME !~ /\/no_/) folder = folder "_torch"; inside = 0 }
+  /^namespace \{/ { inside = 1 }
+  /^\}  \/\/ namespace$/ { inside = 0 }
+  inside && /^[a-zA-Z][^(=]* [&*]*[a-zA-Z_0-9]+\(/ && !/^(using|class|struct|template|constexpr [^(]*=)/ {
+    name = $0
+    sub(/\(.*/, "", name); sub(/.*[^A-Za-z0-9_]/, "", name)
+    key = folder " " name
+    if (key in file && file[key] != FILENAME) {
+      print FILENAME ":" FNR ": " name " is also a function of the anonymous namespace of " file[key] "; expected another name: files of a folder are compiled as one"
+      bad = 1
+    }
+    file[key] = FILENAME
+  }
+  END { exit bad }' || status=1
+exit $status

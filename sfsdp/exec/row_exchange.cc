@@ -79,7 +79,7 @@ at::Tensor joined(const std::vector<std::vector<int64_t>>& rows) {
   return at::tensor(all, at::kLong);
 }
 
-std::span<std::byte> bytes_of(const at::Tensor& t) {
+std::span<std::byte> bytes_in(const at::Tensor& t) {
   return {static_cast<std::byte*>(t.mutable_data_ptr()), static_cast<size_t>(t.nbytes())};
 }
 
@@ -102,7 +102,7 @@ void exchange_rows(const ir::Op& op, comm::Communicator& group, std::span<const 
   shape[0] = places.numel();
   const at::Tensor received = at::empty(shape, out.options());
   const int64_t row_bytes = out.size(0) == 0 ? 0 : static_cast<int64_t>(out.nbytes()) / out.size(0);
-  group.all_to_all_v(bytes_of(packed), bytes_by_rank(moves.sent, row_bytes), bytes_of(received),
+  group.all_to_all_v(bytes_in(packed), bytes_by_rank(moves.sent, row_bytes), bytes_in(received),
                      bytes_by_rank(moves.received, row_bytes), {"%" + op.result()->name(), op.module_path});
   if (adds || places.numel() < out.size(0)) out.zero_();
   if (adds)

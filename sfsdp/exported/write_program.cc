@@ -26,13 +26,13 @@ constexpr int kSchemaMajor = 8, kSchemaMinor = 20;                      // of to
 constexpr int kOpset = 10;                                              // of aten, as torch 2.11 to 2.15 have it
 constexpr const char* kModuleClass = "torch.nn.modules.module.Module";  // what a C++ class is said to be
 
-int64_t number_of(ir::DType dtype) {
+int64_t number_in(ir::DType dtype) {
   const auto* row = std::ranges::find(kDTypes, std::optional(dtype), &DTypeRow::dtype);
   SFSDP_CHECK(row != kDTypes.end(), "dtype ", static_cast<int>(dtype));
   return row->number;
 }
 
-int64_t number_of(MemoryFormat format) {
+int64_t number_in(MemoryFormat format) {
   return std::ranges::find(kMemoryFormats, format) - kMemoryFormats.begin() + 1;
 }
 
@@ -56,7 +56,7 @@ Json json_of(const std::vector<SymInt>& numbers) {
 Json cpu() { return {{"type", "cpu"}, {"index", nullptr}}; }
 
 Json json_of(const TensorMeta& meta) {
-  return {{"dtype", number_of(meta.dtype)},
+  return {{"dtype", number_in(meta.dtype)},
           {"sizes", json_of(meta.sizes)},
           {"requires_grad", meta.requires_grad},
           {"device", cpu()},
@@ -72,7 +72,7 @@ std::vector<SymInt> plain(const std::vector<int64_t>& numbers) {
 }
 
 // A tensor of the state, as it lies in the file.
-TensorMeta meta_of(const StateTensor& t) {
+TensorMeta meta_object(const StateTensor& t) {
   return {t.dtype, plain(t.sizes), plain(ir::strides_of(ir::Type::tensor(t.dtype, t.sizes))), {}, t.requires_grad};
 }
 
@@ -126,8 +126,8 @@ class ArgumentWriter {
     return {{"as_floats", std::move(list)}};
   }
   Json write(const std::vector<std::string>& values) const { return {{"as_strings", values}}; }
-  Json write(const DTypeArgument& value) const { return {{"as_scalar_type", number_of(value.dtype)}}; }
-  Json write(MemoryFormat format) const { return {{"as_memory_format", number_of(format)}}; }
+  Json write(const DTypeArgument& value) const { return {{"as_scalar_type", number_in(value.dtype)}}; }
+  Json write(MemoryFormat format) const { return {{"as_memory_format", number_in(format)}}; }
   Json write(const StridedLayout&) const { return {{"as_layout", kStrided}}; }
   Json write(const DeviceArgument&) const { return {{"as_device", cpu()}}; }
   Json write(const ComplexArgument& value) const {
@@ -312,7 +312,7 @@ void write_tensors(ZipWriter& zip, const Contents& contents, bool weights, const
     config[t.name] = {{"path_name", place->second},
                       {"is_param", t.kind == Kind::Parameter},
                       {"use_pickle", false},
-                      {"tensor_meta", json_of(meta_of(t))}};
+                      {"tensor_meta", json_of(meta_object(t))}};
     if (!fresh) continue;
     const ir::Type type = ir::Type::tensor(t.dtype, t.sizes);
     zip.begin(folder + place->second, static_cast<uint64_t>(type.bytes()));

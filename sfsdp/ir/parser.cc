@@ -16,7 +16,7 @@ namespace {
 
 using Kind = Token::Kind;
 
-std::string describe(const Token& token) {
+std::string described(const Token& token) {
   switch (token.kind) {
     case Kind::End: return "the end of the line";
     case Kind::Value: return concat('%', token.text);
@@ -69,8 +69,8 @@ class Cursor {
   }
   [[noreturn]] void fail(std::string_view expected) const { fail_at(peek(), expected); }
   [[noreturn]] static void fail_at(const Token& token, std::string_view expected) {
-    throw SyntaxError{token.column, concat("cannot read this line from ", describe(token), " on"),
-                      concat("expected ", expected, ", got ", describe(token))};
+    throw SyntaxError{token.column, concat("cannot read this line from ", described(token), " on"),
+                      concat("expected ", expected, ", got ", described(token))};
   }
 
  private:

@@ -56,7 +56,7 @@ void print_dims(std::ostream& out, const std::vector<Dim>& dims) {
 }
 
 template <class T>
-void print_list(std::ostream& out, const std::vector<T>& items) {
+void print_joined(std::ostream& out, const std::vector<T>& items) {
   const char* separator = "";
   for (const T& item : items) {
     out << separator << item;
@@ -196,12 +196,12 @@ std::ostream& operator<<(std::ostream& out, const Type& type) {
   out << ']';
   if (!type.strides.empty()) {
     out << '{';
-    print_list(out, type.strides);
+    print_joined(out, type.strides);
     out << '}';
   }
   for (const auto& [placement, axes] : type.placements) {
     out << ' ' << word_of(placement) << '(';
-    print_list(out, axes);
+    print_joined(out, axes);
     out << ')';
   }
   return out;

@@ -38,7 +38,7 @@ struct Activations {
   std::unordered_set<const Value*> weights,
       values;  // made of parameters alone; of both: neither a weight nor a table of angles
   std::unordered_set<const Op*>
-      loss;  // after the last product with a weight: no op of forward that follows reads a weight
+      loss;  // after the last product with a weight: makes what the step returns, and no op of forward that follows reads a weight
 };
 
 Activations find_activations(const ir::Graph& graph, const ir::Index& index) {
@@ -61,12 +61,18 @@ Activations find_activations(const ir::Graph& graph, const ir::Index& index) {
   const auto follows = [&](const Op* reader) {
     return reader->section != ir::Section::Fwd || found.loss.contains(reader);
   };
+  const std::unordered_set<const Value*> returned(graph.outputs.begin(), graph.outputs.end());
+  const auto is_for_loss = [&](const auto& result) {
+    return returned.contains(result.get()) || std::ranges::any_of(index.readers(result.get()), [&](const Op* reader) {
+             return reader->section == ir::Section::Loss || found.loss.contains(reader);
+           });
+  };
   for (size_t i = graph.ops().size(); i-- > 0;) {
     const auto& op = graph.ops()[i];
     const auto is_last = [&](const auto& result) { return std::ranges::all_of(index.readers(result.get()), follows); };
     const auto is_weight = [&](const Value* operand) { return found.weights.contains(operand); };
     if (op->section == ir::Section::Fwd && !ir::is_root(*op) && std::ranges::none_of(op->operands, is_weight) &&
-        std::ranges::all_of(op->results(), is_last))
+        std::ranges::all_of(op->results(), is_last) && std::ranges::any_of(op->results(), is_for_loss))
       found.loss.insert(op.get());
   }
   return found;

@@ -150,6 +150,24 @@ TEST_CASE("constrain: logits are the head's result, of which no weight is read a
   CHECK(cut(kHead, {constrain("output", Shard(0))}, {{"output", Shard(0)}}).report.constrained.size() == 1);
 }
 
+// Of %h0 a metric is made, which is carried, and a view that nobody reads.
+TEST_CASE("constrain: what is read for no loss is no result of its module") {
+  std::string text = kHead;
+  const auto replace = [&](const std::string& from, const std::string& to) {
+    REQUIRE(text.find(from) != text.npos);
+    text.replace(text.find(from), from.size(), to);
+  };
+  replace("  fwd:\n", "    %counted = state name=counted : f32[2, 4, 6]\n  fwd:\n");
+  replace("    %h = linear %x, %w : f32[2, 4, 6] at body\n", R"(    %h0 = linear %x, %w : f32[2, 4, 6] at body
+    %more = aten.add.Tensor %counted, %h0 : f32[2, 4, 6] at body
+    %view = aten.view %h0 size=[8, 6] : f32[8, 6] at body
+    %h = aten.relu %h0 : f32[2, 4, 6] at body
+)");
+  const Cut made = cut(text + "    carry %counted = %more\n", {constrain("body", Shard(1))}, {{"output", Shard(0)}});
+  REQUIRE(made.report.constrained.size() == 1);
+  CHECK(made.report.constrained[0].opcode == "aten.relu");
+}
+
 TEST_CASE("constrain: the report says of a move that a constraint wants which one it is, and of others who reads") {
   const auto readers = [](const Cut& made) {
     std::vector<std::string> all;

@@ -10,6 +10,7 @@
 #include "sfsdp/ir/graph.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/placement.h"
+#include "sfsdp/parallel/placement_kinds.h"
 #include "sfsdp/parallel/redistribute.h"
 
 namespace sfsdp::parallel {
@@ -33,7 +34,6 @@ class MadeAgain {
 
   // Each op is asked once for what its operands cost: asked for both answers one by one, they would be walked three times at each depth.
   Whole whole_of(const ir::Value& value, int depth) const {
-    constexpr ir::Placement kWhole = ir::Placement::replicate();
     const ir::Placement from = state_.placement_of(&value);
     if (from == kWhole || state_.is_whole_made(&value)) return {};
     const double sent = redistribution_cost(value, from, kWhole, 0);

@@ -16,7 +16,7 @@ namespace {
 
 using ir::ClauseParts, ir::FactorPart, ir::Op, ir::Placement;
 
-bool is_zeros(const ir::Value& value) { return value.producer()->is("aten.new_zeros"); }
+bool are_zeros(const ir::Value& value) { return value.producer()->is("aten.new_zeros"); }
 
 OpCut like_first(const Op& op, const Placement& operand, const Placement& result) {
   OpCut cut{.operands = std::vector<std::optional<Placement>>(op.operands.size()),
@@ -317,7 +317,7 @@ class Ways {
       for (const size_t k : group) {
         if (k >= op_.operands.size() || !op_.operands[k]) continue;
         const bool is_summand = operands_[k] == kSum;
-        all &= is_summand || is_zeros(*op_.operands[k]);  // zeros on all ranks are a summand too
+        all &= is_summand || are_zeros(*op_.operands[k]);  // zeros on all ranks are a summand too
         any |= is_summand;
         if (is_summand) way.operands[k] = kSum;
       }
@@ -375,7 +375,7 @@ bool CutsOfOps::Likeness::is_of(const Op& op) const {
   for (size_t k = 0; k < operands.size(); ++k) {
     const ir::Value* operand = op.operands[k];
     if (operands[k].has_value() != (operand != nullptr)) return false;
-    if (operand && (*operands[k] != operand->type() || zeros[k] != is_zeros(*operand))) return false;
+    if (operand && (*operands[k] != operand->type() || zeros[k] != are_zeros(*operand))) return false;
   }
   for (size_t r = 0; r < results.size(); ++r)
     if (results[r] != op.results()[r]->type()) return false;
@@ -398,7 +398,7 @@ CutsOfOps::Known& CutsOfOps::known(const Op& op) {
   Likeness of{.opcode = op.opcode, .attrs = op.attrs, .operands = {}, .zeros = {}, .results = {}};
   for (const ir::Value* operand : op.operands) {
     of.operands.push_back(operand ? std::optional(operand->type()) : std::nullopt);
-    of.zeros.push_back(operand && is_zeros(*operand));
+    of.zeros.push_back(operand && are_zeros(*operand));
   }
   for (const auto& result : op.results()) of.results.push_back(result->type());
   known = &known_.emplace_back(Known{.of = std::move(of), .parts = {}, .answers = {}});

@@ -225,6 +225,10 @@ TEST_CASE("what would see padding is refused by name, with the cure") {
                  "tensor_parallel: aten.logsumexp at head reads %y, of a vocabulary of 5 that tp = 2 does not divide\n"
                  "  expected lookups, products and a loss in parts to read it; or a vocabulary of 6");
   expect_refused(with(words(5), "return %loss", "return %loss, %y"), kRows, "of a vocabulary of 5");
+  // The gradient of capped logits is linear in none of what is padded.
+  expect_refused(
+      with(words(5), "    %x = aten.view %y", "    %s = aten.tanh %y : f32[2, 3, 5] at head\n    %x = aten.view %s"),
+      tensor_parallel({{"head", Shard(0)}}), "the nearest below is tp = 1");
   expect_refused(words(5), tensor_parallel({{"tok|head", Shard(0)}}, {.constraints = {constrain("head", Replicate())}}),
                  "as a whole, of a vocabulary that tp does not divide");
   // No vocabulary: as before.

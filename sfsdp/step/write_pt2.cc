@@ -24,7 +24,7 @@ using capture::Batch;
 using exported::OpSignature;
 using exported::Sizes;
 
-std::span<const std::byte> bytes_of(const at::Tensor& t, int64_t begin, int64_t end) {
+std::span<const std::byte> bytes_in(const at::Tensor& t, int64_t begin, int64_t end) {
   const auto element = static_cast<int64_t>(t.itemsize());
   return {static_cast<const std::byte*>(t.const_data_ptr()) + begin * element,
           static_cast<size_t>((end - begin) * element)};
@@ -139,7 +139,7 @@ class Values {
       tensor_ = value.detach().to(at::kCPU, capture::scalar_type_of(t.dtype)).contiguous();
       name_ = t.name;
     }
-    return bytes_of(tensor_, begin, end);
+    return bytes_in(tensor_, begin, end);
   }
 
  private:
@@ -178,7 +178,7 @@ void write_archive(const CapturedProgram& program, const std::string& path, cons
   for (size_t i = 0; i < program.constants.size(); ++i)
     constants[concat("constant_", i)] = program.constants[i].contiguous();
   const exported::ReadElements read = [&](const exported::StateTensor& t, int64_t begin, int64_t end) {
-    if (t.kind == exported::StateTensor::Kind::Constant) return bytes_of(constants.at(t.name), begin, end);
+    if (t.kind == exported::StateTensor::Kind::Constant) return bytes_in(constants.at(t.name), begin, end);
     return values(t, begin, end);
   };
   const auto write = [&](const exported::WriteBytes& to) {

@@ -35,7 +35,7 @@ std::optional<double> number_in(const JsonValue* value) {
   return std::nullopt;
 }
 
-std::string ms(double value) {
+std::string ms_of(double value) {
   std::array<char, 64> text{};
   std::snprintf(text.data(), text.size(), "%.3f", value);
   return text.data();
@@ -47,7 +47,7 @@ std::string change(double from, double to) {
   return text.data();
 }
 
-std::string read(const std::string& path) {
+std::string read_trace(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in)
     throw UserError(
@@ -108,7 +108,7 @@ TraceTimes times_of_trace(std::string_view json, const std::string& file) {
 
 void print_comparison(const TraceTimes& predicted, const TraceTimes& measured, size_t most, std::ostream& out) {
   const auto line = [&](const std::string& what, double from, double to) {
-    out << what << ": " << ms(from) << " ms predicted, " << ms(to) << " measured" << change(from, to) << "\n";
+    out << what << ": " << ms_of(from) << " ms predicted, " << ms_of(to) << " measured" << change(from, to) << "\n";
   };
   line("A step", predicted.kernels_ms() + predicted.communication_ms,
        measured.kernels_ms() + measured.communication_ms);
@@ -140,8 +140,8 @@ int run_compare_traces(const Request& request, std::ostream& out, std::ostream& 
   if (request.own.operands.empty())
     throw UserError("inspect --compare takes two traces\n  expected --compare PREDICTED MEASURED");
   const std::string& measured = request.own.operands[0];
-  print_comparison(times_of_trace(read(predicted), predicted), times_of_trace(read(measured), measured), kMostShown,
-                   out);
+  print_comparison(times_of_trace(read_trace(predicted), predicted), times_of_trace(read_trace(measured), measured),
+                   kMostShown, out);
   return 0;
 }
 

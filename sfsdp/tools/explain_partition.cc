@@ -63,7 +63,7 @@ void explain_parameters(const ir::Graph& graph, const TensorParallel& tensor, co
   whole.print(out);
 }
 
-std::string ms(double seconds) {
+std::string in_ms(double seconds) {
   char text[64];
   std::snprintf(text, sizeof text, "%.3f ms", seconds * 1e3);
   return text;
@@ -78,7 +78,8 @@ void explain_products(const std::vector<tune::ProductSiteChoice>& sites, std::os
                               train::bytes_text(site.bytes), " beside ", site.products,
                               site.products == 1 ? " product: " : " products: ");
     line += !site.refused.empty() ? "refused, " + with_stars(site.refused) : site.taken ? "taken" : "left as it stands";
-    if (site.seconds > 0) line += concat(", ", ms(site.in_steps), " part by part, ", ms(site.seconds), " as it stands");
+    if (site.seconds > 0)
+      line += concat(", ", in_ms(site.in_steps), " part by part, ", in_ms(site.seconds), " as it stands");
     lines.add(std::move(line));
   }
   const auto taken = std::ranges::count_if(sites, &tune::ProductSiteChoice::taken);
@@ -95,7 +96,7 @@ void explain_attention(const std::vector<step::AttentionChoice>& choices, Rotate
     std::vector<std::string> forms;
     for (const step::AttentionForm& form : choice.forms)
       forms.push_back(concat(to_string(form.method), ' ',
-                             form.refused.empty() ? ms(form.seconds) : concat("refused, it ", form.refused)));
+                             form.refused.empty() ? in_ms(form.seconds) : concat("refused, it ", form.refused)));
     const bool is_chosen = asked == RotateMethod::Auto;
     lines.add(concat(with_stars(choice.path), "  ", to_string(is_chosen ? choice.chosen : asked),
                      is_chosen ? ", the fastest: " : ", as asked for: ", join(forms, ", ")));

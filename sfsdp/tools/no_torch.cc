@@ -7,7 +7,7 @@
 
 namespace {
 
-int refuse(std::ostream& err) {
+int refuse_torch(std::ostream& err) {
   err << "error: this sfsdp was built without LibTorch\n  expected a build with -DSFSDP_WITH_TORCH=ON; run ./setup.sh,"
          " then scripts/build.sh release\n";
   return 1;
@@ -17,19 +17,19 @@ int refuse(std::ostream& err) {
 
 namespace sfsdp::train {
 
-int run_train(std::span<const std::string>, std::ostream&, std::ostream& err) { return refuse(err); }
+int run_train(std::span<const std::string>, std::ostream&, std::ostream& err) { return refuse_torch(err); }
 
 }  // namespace sfsdp::train
 
 namespace sfsdp::tools {
 
-int run_inspect(const Request&, std::ostream&, std::ostream& err) { return refuse(err); }
-int run_plan(const Request&, std::ostream&, std::ostream& err) { return refuse(err); }
-int run_simulate(const Request&, std::ostream&, std::ostream& err) { return refuse(err); }
-int run_calibrate(const Request&, std::ostream&, std::ostream& err) { return refuse(err); }
-int run_export_model(const Request&, std::ostream&, std::ostream& err) { return refuse(err); }
+int run_inspect(const Request&, std::ostream&, std::ostream& err) { return refuse_torch(err); }
+int run_plan(const Request&, std::ostream&, std::ostream& err) { return refuse_torch(err); }
+int run_simulate(const Request&, std::ostream&, std::ostream& err) { return refuse_torch(err); }
+int run_calibrate(const Request&, std::ostream&, std::ostream& err) { return refuse_torch(err); }
+int run_export_model(const Request&, std::ostream&, std::ostream& err) { return refuse_torch(err); }
 int run_doctor(const Request& request, std::ostream& out, std::ostream& err) {
-  return request.has("flight") ? run_flight(request, out, err) : refuse(err);
+  return request.has("flight") ? run_flight(request, out, err) : refuse_torch(err);
 }
 
 }  // namespace sfsdp::tools

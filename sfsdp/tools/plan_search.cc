@@ -327,7 +327,7 @@ void print_why(std::ostream& out, const Search& search, const Candidate& winner)
   }
 }
 
-void print_json(std::ostream& out, const Search& search, const std::vector<Found>& best) {
+void print_search(std::ostream& out, const Search& search, const std::vector<Found>& best) {
   const auto list = [&](const std::vector<Found>& all) {
     std::string text;
     for (const Found& f : all) {
@@ -356,7 +356,7 @@ int run_search(const Request& request, const CaptureJob& capture, std::ostream& 
   const std::vector<Found> best = search.best(static_cast<size_t>(top));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (request.has("json")) {
-    print_json(out, search, best);
+    print_search(out, search, best);
     return 0;
   }
   const auto fitting = std::ranges::count_if(search.found(), &Found::fits);

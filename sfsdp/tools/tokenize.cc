@@ -75,7 +75,7 @@ class ProgressBar {
   Clock::time_point start_ = Clock::now(), last_;
 };
 
-train::TokenizeOptions options_of(const Request& request) {
+train::TokenizeOptions tokenizer_options(const Request& request) {
   if (request.own.operands.empty())
     throw UserError("no inputs\n  expected files, as in: sfsdp tokenize a.jsonl b.txt.gz");
   for (const char* name : {"tokenizer", "out"})
@@ -103,7 +103,7 @@ train::TokenizeOptions options_of(const Request& request) {
 }  // namespace
 
 int run_tokenize(const Request& request, std::ostream& out, std::ostream& err) {
-  const train::TokenizeOptions options = options_of(request);
+  const train::TokenizeOptions options = tokenizer_options(request);
   const auto tokenizer = train::Tokenizer::load(request.get("tokenizer"));
   const auto start = Clock::now();
   train::TokenizeProgress done;

@@ -10,7 +10,7 @@
 namespace sfsdp::exec {
 namespace {
 
-kernels::RmsNorm call_of(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd) {
+kernels::RmsNorm norm_call_of(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd) {
   kernels::RmsNorm call;
   call.rows = rstd.numel();
   if (call.rows > 0)
@@ -38,7 +38,7 @@ std::span<at::Tensor> RmsNormCall::run(std::span<const at::Tensor> operands, con
   const at::Tensor x = operands[0].contiguous();
   at::Tensor weight;
   if (operands[1].defined()) weight = operands[1].contiguous();
-  kernels::RmsNorm call = call_of(x, weight, results[1]);
+  kernels::RmsNorm call = norm_call_of(x, weight, results[1]);
   call.eps = eps_;
   call.y = results[0].mutable_data_ptr();
   at::parallel_for(0, kernels::norm_blocks(call), 1,
@@ -53,7 +53,7 @@ std::span<at::Tensor> RmsNormCall::backward(std::span<const at::Tensor> operands
   at::Tensor weight, residual;
   if (operands[2].defined()) weight = operands[2].contiguous();
   if (operands[4].defined()) residual = operands[4].contiguous();
-  kernels::RmsNorm call = call_of(x, weight, rstd);
+  kernels::RmsNorm call = norm_call_of(x, weight, rstd);
   call.grad = grad.const_data_ptr();
   if (residual.defined()) call.residual = residual.const_data_ptr<float>();
   if (results[0].defined()) call.grad_x = results[0].mutable_data_ptr();

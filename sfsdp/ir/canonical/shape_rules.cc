@@ -10,7 +10,7 @@ namespace sfsdp::ir {
 namespace {
 
 // Operand `index`: at least one dimension, of which the last has `width`.
-const Type& rows_of(RuleContext& context, size_t index, int64_t width) {
+const Type& rows_in(RuleContext& context, size_t index, int64_t width) {
   const Type& type = context.operand(index);
   if (type.dims.empty() || type.dims.back().size != width)
     context.stop(concat("has an operand ", index, " of ", type), concat("expected a last dimension of ", width));
@@ -49,7 +49,7 @@ NormShapes norm_shapes(RuleContext& context, size_t x) {
 
 void rule_linear(RuleContext& context) {
   const Type& weight = context.tensor(1, 2);
-  const Type& x = rows_of(context, 0, weight.dims[1].size);
+  const Type& x = rows_in(context, 0, weight.dims[1].size);
   context.expect_dtype(x.dtype, weight.dtype, "the weight");
   if (context.has_operand(2)) {
     context.expect_shape({weight.dims[0].size}, context.operand(2), "the bias");
@@ -60,7 +60,7 @@ void rule_linear(RuleContext& context) {
 
 void rule_linear_dx(RuleContext& context) {
   const Type& weight = context.tensor(1, 2);
-  const Type& grad = rows_of(context, 0, weight.dims[0].size);
+  const Type& grad = rows_in(context, 0, weight.dims[0].size);
   context.expect_dtype(grad.dtype, weight.dtype, "the weight");
   context.expect_result(with_width(grad, weight.dims[1].size));
 }
@@ -84,7 +84,7 @@ void expect_sum(RuleContext& context, const std::vector<int64_t>& widths, int64_
 
 void rule_joined_linear(RuleContext& context) {
   const Type& weight = context.tensor(1, 2);
-  const Type& x = rows_of(context, 0, weight.dims[1].size);
+  const Type& x = rows_in(context, 0, weight.dims[1].size);
   context.expect_dtype(x.dtype, weight.dtype, "the weight");
   const Shape widths = context.counts("widths", context.op.results().size());
   for (size_t i = 0; i < widths.size(); ++i) context.expect(static_cast<int>(i), x.dtype, with_width(x, widths[i]));
@@ -131,7 +131,7 @@ void rule_matmul(RuleContext& context) {
   const size_t rank = b.dims.size();
   if ((rank != 2 && rank != 3) || a.dims.empty() || (rank == 3 && a.dims.size() != 3))
     context.stop(concat("has operands ", a, " and ", b), "expected rows and a matrix, or as many of both");
-  rows_of(context, 0, b.dims[rank - 2].size);
+  rows_in(context, 0, b.dims[rank - 2].size);
   context.expect_dtype(a.dtype, b.dtype, "operand 1");
   if (rank == 3 && a.dims[0].size != b.dims[0].size)
     context.stop(concat("has ", a.dims[0].size, " and ", b.dims[0].size, " matrices"), "expected as many of both");

@@ -37,7 +37,7 @@ bool is_small_sum(const Op& op, const ParamNames& params, const ir::Index& index
 }
 
 // Sums of one dtype over the same ranks, of what lies alike on all axes.
-std::string key_of(const Op& op) {
+std::string pack_key_of(const Op& op) {
   Type type = Type::tensor(op.result()->type().dtype, {1});
   type.placements = op.operands[0]->type().placements;
   return concat(join(ir::axes_of(op).value(), " "), '|', type);
@@ -51,7 +51,7 @@ std::vector<std::vector<Op*>> find_groups(const Graph& graph, const PackAllReduc
   std::vector<std::vector<Op*>> groups;
   for (const auto& op : graph.ops()) {
     if (!is_small_sum(*op, params, index, options.max_bytes)) continue;
-    const auto [place, fresh] = by_key.emplace(key_of(*op), groups.size());
+    const auto [place, fresh] = by_key.emplace(pack_key_of(*op), groups.size());
     if (fresh) groups.emplace_back();
     groups[place->second].push_back(op.get());
   }

@@ -230,9 +230,11 @@ class RematRewriter {
       // Where backward gathers no parameter again, those that forward has gathered stay.
       if (op.is("all_gather") && is_materialisation(op)) continue;
       if (options_.mode == RematMode::Op && is_kept_op(op)) continue;
-      // What a block is given may be reduced after the last read before it, such as embeddings whose table tp cuts.
+      // What a block is given may be reduced after the last read before it, such as embeddings whose table tp cuts. A gather makes
+      // more of it: that is made again.
       const bool is_outside = !op.module_path.empty() && ir::block_of(op.module_path) != block.name;
-      if (is_outside && ir::is_collective(op)) continue;
+      if (is_outside && ir::is_collective(op) && op.result()->type().bytes() <= op.operands[0]->type().bytes())
+        continue;
       for (const auto& result : op.results())
         if (is_own(result.get(), block)) again_.insert(result.get());
     }

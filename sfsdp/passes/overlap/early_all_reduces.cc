@@ -20,7 +20,7 @@ using ir::Graph, ir::Op, ir::Section, ir::Value;
 
 bool in_tail(const Op& op) { return op.section == Section::Clip || op.section == Section::Opt; }
 bool in_body(const Op& op) { return ir::is_repeated(op.section); }
-bool is_blocking(const Op& op) { return ir::is_collective(op) && !ir::is_start(op); }
+bool is_whole_collective(const Op& op) { return ir::is_collective(op) && !ir::is_start(op); }
 
 // What an op of the tail has to wait for there.
 struct TailWait {
@@ -39,7 +39,7 @@ ir::OpTable<TailWait> find_tail_waits(const Graph& graph) {
     };
     for (const Value* operand : op->operands)
       if (operand) add(waits[operand->producer()]);
-    if (ir::is_wait(*op) || is_blocking(*op)) add({op.get(), false});
+    if (ir::is_wait(*op) || is_whole_collective(*op)) add({op.get(), false});
     waits[op.get()] = h;
   }
   return waits;
@@ -64,7 +64,7 @@ std::vector<Op*> find_blocking(const Graph& graph) {
   const auto needed = needed_by_updates(graph);
   std::vector<Op*> blocking;
   for (const auto& op : graph.ops()) {
-    if (!in_tail(*op) || !is_blocking(*op)) continue;
+    if (!in_tail(*op) || !is_whole_collective(*op)) continue;
     const TailWait& h = waits[op.get()];
     if ((h.by == op.get() && !h.by_several) || !needed[op.get()]) blocking.push_back(op.get());
   }

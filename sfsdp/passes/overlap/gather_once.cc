@@ -32,7 +32,7 @@ bool add_params(const Value* value, std::set<const Op*>& params) {
   return !ir::is_root(*op) && std::ranges::all_of(op->operands, [&](const Value* v) { return add_params(v, params); });
 }
 
-std::vector<Gather> find_gathers(const Graph& graph, const ir::Index& index) {
+std::vector<Gather> gathers_to_share(const Graph& graph, const ir::Index& index) {
   std::vector<Gather> gathers;
   for (const auto& op : graph.ops()) {
     if (!op->is("all_gather.start") || !ir::is_repeated(op->section)) continue;
@@ -48,7 +48,7 @@ std::vector<Gather> find_gathers(const Graph& graph, const ir::Index& index) {
 
 // Gathers outside of backward of params that no gather of backward reads.
 std::vector<Gather> find_once(const Graph& graph, const ir::Index& index) {
-  std::vector<Gather> gathers = find_gathers(graph, index);
+  std::vector<Gather> gathers = gathers_to_share(graph, index);
   std::set<const Op*> again;
   for (const Gather& g : gathers)
     if (g.start.back()->section == Section::Bwd) again.insert(g.params.begin(), g.params.end());

@@ -63,7 +63,7 @@ std::vector<Reduction> find_reductions(const Graph& graph) {
   return reductions;
 }
 
-UnitSchedule fallback_of(const SinkWaitsOptions& options) {
+UnitSchedule sink_fallback_of(const SinkWaitsOptions& options) {
   return {.sink_depth = options.depth, .sink = options.next};
 }
 
@@ -82,7 +82,7 @@ void expect_sunk(const Graph& graph, const SinkWaitsOptions& options) {
   std::unordered_set<const Op*> sunk;
   for (const Reduction& r : reductions) sunk.insert(r.wait.begin(), r.wait.end());
   for (size_t i = 0; i < reductions.size(); ++i) {
-    const UnitSchedule unit = read_schedule(reductions[i].param, fallback_of(options));
+    const UnitSchedule unit = read_schedule(reductions[i].param, sink_fallback_of(options));
     if (unit.sink_depth == 0) continue;
     const size_t next = i + static_cast<size_t>(unit.sink_depth);
     const bool to_end = next >= reductions.size(), before = unit.sink == Side::Before;
@@ -102,7 +102,7 @@ bool sink_waits(Graph& graph, const SinkWaitsOptions& options, PassContext& ctx)
   std::vector<Op*> at_end;
   for (size_t i = 0; i < reductions.size(); ++i) {
     const Reduction& r = reductions[i];
-    const UnitSchedule unit = read_schedule(r.param, fallback_of(options));
+    const UnitSchedule unit = read_schedule(r.param, sink_fallback_of(options));
     const Place place = wait_place(i, reductions.size(), unit.sink_depth, unit.sink);
     if (place.where == Place::Where::ToEnd)
       at_end.insert(at_end.end(), r.wait.begin(), r.wait.end());

@@ -40,7 +40,7 @@ Layout settled(Layout layout, int64_t ranks) {
 }
 
 // Terms of both; nullopt: one is missing between them, or in both.
-std::optional<Layout> joined(const Layout& a, const Layout& b, int64_t ranks) {
+std::optional<Layout> joined_terms(const Layout& a, const Layout& b, int64_t ranks) {
   Layout both = a;
   if (a.last + 1 == b.first)
     both.last = b.last;
@@ -86,7 +86,7 @@ RowLayouts merged(const std::vector<Layout>& operands, int64_t ranks) {
     if (operand.kind != Kind::Attended) return refused(concat("attention that is ", to_text(operand), " is merged"));
   if (operands[0] != operands[1] || operands[2] != operands[3])
     return refused("attention meets the sums of other keys");
-  const auto both = joined(operands[0], operands[2], ranks);
+  const auto both = joined_terms(operands[0], operands[2], ranks);
   if (!both) return refused(concat("what is ", to_text(operands[0]), " is merged with what is ", to_text(operands[2])));
   return {{*both, *both}, ""};
 }
@@ -95,7 +95,7 @@ RowLayouts sum_of_terms(const Op& op, const std::vector<Layout>& operands, int64
   if (operands[0].kind != Kind::Terms || operands[1].kind != Kind::Terms)
     return refused(concat("what is ", to_text(operands[0]), " is added to what is ", to_text(operands[1])));
   if (op.has_attr("alpha")) return refused("a term is added more than once");
-  const auto both = joined(operands[0], operands[1], ranks);
+  const auto both = joined_terms(operands[0], operands[1], ranks);
   if (!both) return refused(concat("what is ", to_text(operands[0]), " is added to what is ", to_text(operands[1])));
   return {{*both}, ""};
 }

@@ -43,6 +43,8 @@ Type of_whole(const Value& value, const Layout& layout, int64_t ranks) {
 
 std::string wrong_at_whole_sizes(const ir::Graph& graph, const Op& op, const std::vector<Layout>& operands,
                                  const std::vector<Layout>& results, int64_t ranks) {
+  // Its N is a rank's own.
+  if (op.is("aten.native_group_norm", "aten.native_group_norm_backward")) return "";
   if (!may_be_taken_for_another(op, operands) || !ir::check_rule_of(graph, op).empty()) return "";
   ir::Graph whole;
   whole.mesh = graph.mesh;

@@ -205,42 +205,31 @@ Arrays step_count(const KernelContext& c) {
 
 // weight_decay= or lr_factor=, of each element of this rank's part: of the segment that it lies in.
 std::vector<double> update_numbers(const KernelContext& c, const char* key, double fallback) {
-  const size_t count = c.in().data.size();
   const auto* list = c.op.find_attr<std::vector<double>>(key);
-  if (!list) return std::vector<double>(count, number_of(c.op, key, fallback));
-  const auto& begins = c.op.attr<std::vector<int64_t>>("begins");
-  std::vector<double> numbers(count);
-  for (size_t i = 0; i < count; ++i) {
-    const auto place = static_cast<int64_t>(c.axis_rank * count + i);
-    const auto before = std::ranges::count_if(begins, [&](int64_t begin) { return begin <= place; });
-    numbers[i] = (*list)[static_cast<size_t>(before) - 1];
+  std::vector<double> numbers(c.in().data.size(), list ? 0 : number_of(c.op, key, fallback));
+  for (size_t i = 0; list && i < numbers.size(); ++i) {
+    const auto place = c.axis_rank * std::ssize(numbers) + static_cast<int64_t>(i);
+    const auto& begins = c.op.attr<std::vector<int64_t>>("begins");
+    numbers[i] = list->at(static_cast<size_t>(std::ranges::upper_bound(begins, place) - begins.begin() - 1));
   }
   return numbers;
-}
-std::vector<double> decays_of(const KernelContext& c) { return update_numbers(c, "weight_decay", 0); }
-std::vector<double> lrs_of(const KernelContext& c) {
-  std::vector<double> lrs = update_numbers(c, "lr_factor", 1);
-  for (double& lr : lrs) lr = c.host.lr * lr;
-  return lrs;
 }
 
 // Kingma and Ba, arXiv:1412.6980, algorithm 1, in PyTorch's form. Decoupled: Loshchilov and Hutter, arXiv:1711.05101,
 // algorithm 2; else the decay is a part of the gradient.
 Arrays adam_like(const KernelContext& c, bool decoupled) {
   Array p = c.in(0), m = c.in(1), v = c.in(2);
-  const Array& g = c.in(3);
   const double step = c.in(4).data[0];
   if (c.in(5).data[0] != 0) return {p, m, v};
-  const double beta1 = number_of(c.op, "beta1"), beta2 = number_of(c.op, "beta2");
+  const double beta1 = number_of(c.op, "beta1"), beta2 = number_of(c.op, "beta2"), eps = number_of(c.op, "eps");
   const double correction1 = 1 - std::pow(beta1, step), correction2 = 1 - std::pow(beta2, step);
-  const double eps = number_of(c.op, "eps");
-  const std::vector<double> decays = decays_of(c), lrs = lrs_of(c);
+  const auto decays = update_numbers(c, "weight_decay", 0), factors = update_numbers(c, "lr_factor", 1);
   for (size_t i = 0; i < p.data.size(); ++i) {
-    const double gradient = g.data[i] + (decoupled ? 0 : decays[i] * p.data[i]);
-    if (decoupled) p.data[i] *= 1 - lrs[i] * decays[i];
+    const double gradient = c.in(3).data[i] + (decoupled ? 0 : decays[i] * p.data[i]);
+    if (decoupled) p.data[i] *= 1 - c.host.lr * factors[i] * decays[i];
     m.data[i] = beta1 * m.data[i] + (1 - beta1) * gradient;
     v.data[i] = beta2 * v.data[i] + (1 - beta2) * gradient * gradient;
-    p.data[i] -= lrs[i] * (m.data[i] / correction1) / (std::sqrt(v.data[i] / correction2) + eps);
+    p.data[i] -= c.host.lr * factors[i] * (m.data[i] / correction1) / (std::sqrt(v.data[i] / correction2) + eps);
   }
   return {p, m, v};
 }
@@ -248,16 +237,15 @@ Arrays adamw(const KernelContext& c) { return adam_like(c, true); }
 Arrays adam(const KernelContext& c) { return adam_like(c, false); }
 
 Arrays sgd(const KernelContext& c) {
-  Array p = c.in(0);
-  Arrays results{p};
+  Arrays results{c.in(0)};
   if (c.operands[1]) results.push_back(c.in(1));
   if (c.in(3).data[0] != 0) return results;
   const double momentum = c.operands[1] ? number_of(c.op, "momentum") : 0;
-  const std::vector<double> decays = decays_of(c), lrs = lrs_of(c);
-  for (size_t i = 0; i < p.data.size(); ++i) {
-    double direction = c.in(2).data[i] + decays[i] * p.data[i];
+  const auto decays = update_numbers(c, "weight_decay", 0), factors = update_numbers(c, "lr_factor", 1);
+  for (size_t i = 0; i < results[0].data.size(); ++i) {
+    double direction = c.in(2).data[i] + decays[i] * results[0].data[i];
     if (c.operands[1]) direction = results[1].data[i] = momentum * c.in(1).data[i] + direction;
-    results[0].data[i] = p.data[i] - lrs[i] * direction;
+    results[0].data[i] = results[0].data[i] - c.host.lr * factors[i] * direction;
   }
   return results;
 }

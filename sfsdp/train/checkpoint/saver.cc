@@ -26,22 +26,22 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // What a rank tells the others of its part: a fragment, or why there is none.
-constexpr char kDone = '+', kFailed = '!';
+constexpr char kWorked = '+', kDidNot = '!';
 
 // The first failure that is a cause; ranks that were told to stop come last. "" if there is none.
 std::string first_failure(const std::vector<std::string>& texts) {
   for (size_t r = 0; r < texts.size(); ++r)
-    if (!texts[r].empty() && texts[r][0] == kFailed)
+    if (!texts[r].empty() && texts[r][0] == kDidNot)
       return texts.size() == 1 ? texts[r].substr(1) : concat("rank ", r, ": ", texts[r].substr(1));
   return "";
 }
 
 template <class Work>
-std::string attempt(const Work& work) {
+std::string report_of(const Work& work) {
   try {
-    return kDone + work();
+    return kWorked + work();
   } catch (const std::exception& error) {
-    return kFailed + std::string(error.what());
+    return kDidNot + std::string(error.what());
   }
 }
 
@@ -158,11 +158,11 @@ void Saver::write(const SaveRequest& request) {
     return texts;
   };
   const auto on_first = [&](const auto& work) {
-    return rank() == 0 ? attempt([&] {
+    return rank() == 0 ? report_of([&] {
       work();
       return std::string();
     })
-                       : std::string(1, kDone);
+                       : std::string(1, kWorked);
   };
   agree(on_first([&] { result_->warnings = store_.begin(step); }), "checkpoint folder");
   if (!result_->failure.empty()) return;
@@ -177,9 +177,9 @@ void Saver::write(const SaveRequest& request) {
   std::string mine;
   if (ranks_)
     comm::work_beside(
-        *ranks_, [&] { mine = attempt(write_mine); }, "checkpoint progress");
+        *ranks_, [&] { mine = report_of(write_mine); }, "checkpoint progress");
   else
-    mine = attempt(write_mine);
+    mine = report_of(write_mine);
   const std::vector<std::string> fragments = agree(mine, "checkpoint file");
   if (!result_->failure.empty()) {
     if (rank() == 0) store_.give_up(step);

@@ -44,7 +44,7 @@ ReadElements of_archive(const std::string& path) {
 }
 
 // Elements `box` of one tensor of the folder, or of a slice, which has that shape here.
-void read_tensor(const SafetensorsCheckpoint& files, const HfConfig& config, const HfTensor& place,
+void read_source(const SafetensorsCheckpoint& files, const HfConfig& config, const HfTensor& place,
                  const StoredTensor& t, const std::vector<int64_t>& shape, const plan::Box& box,
                  std::span<std::byte> out) {
   const TensorView* view = files.find(place.hf_name);
@@ -63,12 +63,12 @@ ReadElements of_hf_folder(const std::string& path) {
     if (!place || !is_weight_dtype(t.dtype)) not_there(files->dir(), t);
     const int64_t element = ir::size_in_bytes(t.dtype);
     const plan::Box box = plan::whole_box(t.shape, {begin, static_cast<int64_t>(out.size()) / element});
-    if (place->slices == 0) return read_tensor(*files, *config, *place, t, t.shape, box, out);
+    if (place->slices == 0) return read_source(*files, *config, *place, t, t.shape, box, out);
     int64_t slice = 0;
     for (const HfTensor& one : tensors_of(*place)) {
       const SlicePart part = part_of_slice(box, slice++);
       if (part.range.length > 0)
-        read_tensor(*files, *config, one, t, {t.shape.begin() + 1, t.shape.end()}, part.box,
+        read_source(*files, *config, one, t, {t.shape.begin() + 1, t.shape.end()}, part.box,
                     out.subspan(static_cast<size_t>((part.range.offset - begin) * element),
                                 static_cast<size_t>(part.range.length * element)));
     }

@@ -64,12 +64,12 @@ std::vector<float> values_of(const TensorView& scales) {
 std::vector<float> read_scales(const SafetensorsCheckpoint& checkpoint, const TensorView& view,
                                const TensorView& scales) {
   std::vector<float> values = values_of(scales);
-  const auto bad = std::ranges::find_if(values, [](float value) { return !(value > 0) || std::isinf(value); });
+  const auto bad = std::ranges::find_if(values, [](float value) { return !(value >= 0) || std::isinf(value); });
   if (bad != values.end()) {
     const int64_t at = bad - values.begin(), columns = scales.shape.at(1);
     refuse(checkpoint, scales,
            concat(std::isnan(*bad) ? "nan" : std::to_string(*bad), " at [", at / columns, ", ", at % columns, "]"),
-           concat("a finite scale above 0 for each block of ", view.name,
+           concat("a finite scale, 0 or above, for each block of ", view.name,
                   ": the folder is damaged; write or download it again"));
   }
   return values;

@@ -113,7 +113,7 @@ std::vector<HfSource> gpt_rest(const HfConfig& c) {
   return all;
 }
 
-std::string text_of(const Shape& shape) {
+std::string shape_text(const Shape& shape) {
   std::vector<std::string> sizes;
   for (const int64_t size : shape) sizes.push_back(std::to_string(size));
   return "[" + join(sizes, ", ") + "]";
@@ -133,11 +133,12 @@ void expect_parameters_of(const HfConfig& config, const std::vector<HfSource>& p
   const auto expect = [&](const std::string& name, const Shape& shape) {
     const auto found = shapes.find(name);
     if (found == shapes.end())
-      throw UserError(concat(from, ": has no parameter ", name, "\n  expected one of ", text_of(shape), ", as ", file,
-                             " has it; give the config.json of the checkpoint's model"));
+      throw UserError(concat(from, ": has no parameter ", name, "\n  expected one of ", shape_text(shape), ", as ",
+                             file, " has it; give the config.json of the checkpoint's model"));
     if (*found->second != shape)
-      throw UserError(concat(from, ": parameter ", name, " has shape ", text_of(*found->second), "\n  expected ",
-                             text_of(shape), ", as ", file, " has it; give the config.json of the checkpoint's model"));
+      throw UserError(concat(from, ": parameter ", name, " has shape ", shape_text(*found->second), "\n  expected ",
+                             shape_text(shape), ", as ", file,
+                             " has it; give the config.json of the checkpoint's model"));
   };
   if (config.model == "deepseek_v3") {
     for (const HfSource& p : deepseek_rest(config)) expect(p.name, p.shape);

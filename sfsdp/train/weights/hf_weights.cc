@@ -49,7 +49,7 @@ bool is_saved(const Program& program, const StoredTensor& t) {
   return t.source >= 0 && (!program.state()[static_cast<size_t>(t.source)].is_buffer || is_saved_buffer(t.name));
 }
 
-std::span<std::byte> bytes_of(const at::Tensor& t) {
+std::span<std::byte> bytes_in(const at::Tensor& t) {
   return {static_cast<std::byte*>(t.mutable_data_ptr()), static_cast<size_t>(t.nbytes())};
 }
 
@@ -83,7 +83,7 @@ void write_shares(const Step& step, int64_t rank, HfFolderWriter& writer) {
     SlicePart part{{box.dims, {box.flat.offset + share.offset, share.length}, box.block_shape}, {}};
     part.range = part.box.flat;
     if (placed.slice >= 0) part = part_of_slice(part.box, placed.slice);
-    writer.write(placed, part.box, part_of_bytes(bytes_of(state.at(t.name)), box, part.range, t),
+    writer.write(placed, part.box, part_of_bytes(bytes_in(state.at(t.name)), box, part.range, t),
                  capture::dtype_of(t.dtype));
   }
 }
@@ -145,7 +145,7 @@ void load_hf_weights(Step& step, const SafetensorsCheckpoint& checkpoint, const 
           concat(checkpoint.dir(), ": a ", config.architecture, " by its config.json has no ", t.name,
                  "\n  expected the tensors of that model; leave out what adds others, a key of model.args"));
     const plan::Box box = step.box_of(t.name);
-    const std::span<std::byte> mine = bytes_of(state.at(t.name));
+    const std::span<std::byte> mine = bytes_in(state.at(t.name));
     if (place->slices == 0) {
       read.merge(load_tensor(checkpoint, config, *place, t, t.global_shape, box, mine));
       continue;
