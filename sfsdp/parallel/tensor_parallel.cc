@@ -121,7 +121,7 @@ const ir::Op* param_of(const ir::Value* value) {
   return op->is("param") ? op : nullptr;
 }
 
-// What a value of logits is made of, through views and ops that are linear in elements: the products that give them, and those of
+// What a value of logits is made of, through views, ops that are linear in elements, and caps: the products that give them, and those of
 // adapters that are added to them.
 std::vector<const ir::Op*> products_of_logits(const ir::Value* logits) {
   std::vector<const ir::Op*> products;
@@ -134,7 +134,7 @@ std::vector<const ir::Op*> products_of_logits(const ir::Value* logits) {
     if (!seen.insert(value).second) continue;
     if (op->is("linear") && value->type().dims.back().size == logits->type().dims.back().size) products.push_back(op);
     const auto* map = ir::map_of(op->opcode.row());
-    const bool by_element = map && map->elementwise && (!map->linear.empty() || op->is("aten.mul.Scalar"));
+    const bool by_element = map && map->elementwise && (!map->linear.empty() || op->is("aten.mul.Scalar", "aten.tanh"));
     if (!by_element && !ir::has_flag(*op, ir::kReshape) && !op->is("cast", "aten._to_copy")) continue;
     for (const ir::Value* operand : op->operands)
       if (operand && operand->type().numel() == value->type().numel()) left.push_back(operand);

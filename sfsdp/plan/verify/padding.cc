@@ -174,9 +174,11 @@ class PaddingChecker {
     return std::nullopt;
   }
 
-  // The op is linear in operands that are 0 there, so that its results are; a number, such as an adapter's scale, multiplies them.
+  // The op is linear in operands that are 0 there, so that its results are; a number, such as an adapter's scale, multiplies them, or
+  // the slope of a cap, which is finite.
   bool is_zero(const Op& op, const ClauseParts& clause, const FactorPart& factor) const {
-    if (op.is("aten.mul.Scalar")) return padding_of(op.operands[0]) && padding_of(op.operands[0])->zero;
+    if (op.is("aten.mul.Scalar", "aten.tanh_backward", "aten.sigmoid_backward"))
+      return padding_of(op.operands[0]) && padding_of(op.operands[0])->zero;
     const ir::AccessMap* map = ir::map_of(op.opcode.row());
     return map && std::ranges::any_of(map->linear, [&](const std::vector<size_t>& group) {
              return std::ranges::all_of(group, [&](size_t k) {
