@@ -50,10 +50,14 @@ if(sfsdp_misplaced)
                       "exec/ or step/ (SFSDP_TORCH_FREE_FOLDERS in cmake/torch_sources.cmake)")
 endif()
 
-# Files of a folder are compiled as one, `most` of them or fewer: half of the time of a unit goes to templates that headers leave (1.3 s,
-# with LibTorch's 5 s, in an empty unit as well). So names in anonymous namespaces are unique in a folder (scripts/check_layers.sh), and the content of a test
-# file is in a namespace of its name. By folder, as then a new file changes the groups of its own folder alone.
-function(sfsdp_group_by_folder most)
+# With SFSDP_UNITY files of a folder are compiled as one, `most` of them or fewer: half of the time of a unit goes to templates that
+# headers leave (1.3 s, with LibTorch's 5 s, in an empty unit as well). So names in anonymous namespaces are unique in a folder
+# (scripts/check_layers.sh), and the content of a test file is in a namespace of its name. By folder, as then a new file changes the
+# groups of its own folder alone.
+function(sfsdp_compile_as_one target most)
+  if(NOT SFSDP_UNITY)
+    return()
+  endif()
   set(folders)
   foreach(file IN LISTS ARGN)
     get_filename_component(folder ${file} DIRECTORY)
@@ -72,4 +76,5 @@ function(sfsdp_group_by_folder most)
       math(EXPR at "${at} + 1")
     endforeach()
   endforeach()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
 endfunction()

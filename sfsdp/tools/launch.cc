@@ -56,10 +56,6 @@ LaunchRequest read_request(const Request& given) {
   return request;
 }
 
-std::runtime_error system_error(const char* what, const char* cure) {
-  return std::runtime_error(concat(what, ": ", std::strerror(errno), "\n  expected one; ", cure));
-}
-
 // Nothing holds it until rank 0 listens; as the kernel hands such ports out in turn, nobody else gets it soon.
 int64_t free_port() {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -70,7 +66,7 @@ int64_t free_port() {
   const bool ok = fd >= 0 && bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
                   getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0;
   if (fd >= 0) close(fd);
-  if (!ok) throw system_error("no free port", "try --master-port");
+  if (!ok) throw launch_error("no free port", "try --master-port");
   return ntohs(address.sin_port);
 }
 
@@ -118,7 +114,7 @@ class TokenFile {
     std::string digits = comm::JobToken::fresh().hex();
     const bool written = fd_ >= 0 && write(fd_, digits.data(), digits.size()) == static_cast<ssize_t>(digits.size());
     explicit_bzero(digits.data(), digits.size());
-    if (!written) throw system_error("no memory file for the job token", "raise ulimit -n");
+    if (!written) throw launch_error("no memory file for the job token", "raise ulimit -n");
   }
   ~TokenFile() { close(fd_); }
   TokenFile(const TokenFile&) = delete;

@@ -28,10 +28,6 @@ constexpr size_t kLastLines = 10;                 // of a failed rank's errors, 
 constexpr std::chrono::seconds kMostStopped{6};
 constexpr int64_t kLookMs = 500;  // how often is looked whether one is stopped
 
-std::runtime_error group_error(const char* what, const char* cure) {
-  return std::runtime_error(concat(what, ": ", std::strerror(errno), "\n  expected one; ", cure));
-}
-
 // Codes of a rank that a signal has asked to end, with and without a checkpoint. All ranks have agreed to it, so the others
 // are about to end too.
 bool is_stop(int code) {
@@ -56,13 +52,17 @@ void on_signal(int signal) {
 
 }  // namespace
 
+std::runtime_error launch_error(const char* what, const char* cure) {
+  return std::runtime_error(concat(what, ": ", std::strerror(errno), "\n  expected one; ", cure));
+}
+
 std::string signal_name(int signal) {
   const char* name = sigabbrev_np(signal);
   return name ? concat("SIG", name, " (", sigdescr_np(signal), ", signal ", signal, ")") : concat("signal ", signal);
 }
 
 SignalPipe::SignalPipe() {
-  if (pipe2(pipe_.data(), O_CLOEXEC | O_NONBLOCK) != 0) throw group_error("no pipe", "raise ulimit -n");
+  if (pipe2(pipe_.data(), O_CLOEXEC | O_NONBLOCK) != 0) throw launch_error("no pipe", "raise ulimit -n");
   signal_pipe_in = pipe_[1];
   struct sigaction action {};
   action.sa_handler = on_signal;
@@ -95,7 +95,7 @@ void SignalPipe::set_default() {
 
 int LinePipe::open() {
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) throw group_error("no pipe", "raise ulimit -n");
+  if (pipe2(ends, O_CLOEXEC) != 0) throw launch_error("no pipe", "raise ulimit -n");
   fd_ = ends[0];
   fcntl(fd_, F_SETFL, O_NONBLOCK);
   return ends[1];
@@ -201,7 +201,7 @@ void RankGroup::start(size_t rank) {
   close(out);
   close(err);
   errno = fork_error;
-  if (child.pid < 0) throw group_error("no process", "raise ulimit -u, or start fewer ranks");
+  if (child.pid < 0) throw launch_error("no process", "raise ulimit -u, or start fewer ranks");
 }
 
 void RankGroup::become_rank(pid_t launcher, int out, int err, char* const* argv, char* const* envp,

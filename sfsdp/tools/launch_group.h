@@ -13,6 +13,7 @@
 #include <functional>
 #include <iosfwd>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,9 @@ struct LaunchRequest {
   std::string executable = "/proc/self/exe";
   std::vector<std::string> args;
 };
+
+// "no pipe: <what errno says>\n  expected one; <cure>".
+std::runtime_error launch_error(const char* what, const char* cure);
 
 // Turns signals into bytes of a pipe. A flag would be missed if its signal came between looking at it and poll. One at a
 // time per process.
