@@ -9,6 +9,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
+#include "sfsdp/base/strings.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
@@ -321,6 +322,23 @@ TEST_CASE(
       carry %w = %w.grad
       carry %o = %o.grad
   )"));
+}
+
+// Each rank makes its own rows of the gradient, of its columns of what the loss leaves: no sum over the axis, no whole one.
+TEST_CASE("partition: where logits are gathered, each rank makes its part of the head's gradient alone") {
+  const Constraint rows = constrain("head", Shard(0)), whole = constrain("head", Replicate());
+  for (const TensorParallelOptions& options : {TensorParallelOptions{.loss_parallel = false},
+                                               {.sequence_parallel = true, .loss_parallel = false},
+                                               {.sequence_parallel = true, .constraints = {whole}},
+                                               {.sequence_parallel = true, .constraints = {rows}}}) {
+    const TensorParallel rules = tensor_parallel(kRowsOfWords.rules, options);
+    const std::string got = ir::print(testing::cut_over_tp(kWords, rules, 2));
+    CAPTURE(got);
+    const std::string h = options.sequence_parallel ? "%h.whole" : "%h";
+    CHECK(got.find(concat("%do = linear_dw %dy.part, ", h, " bwd_of=%y : f32[2/tp, 6] at head\n")) != got.npos);
+    CHECK(got.find("%o.grad = gradient %do param=head.weight : f32[2/tp, 6]") != got.npos);
+    expect_same_meaning(kWords, rules, 2);
+  }
 }
 
 TEST_CASE("partition: on 2 and 4 ranks a vocabulary means the same as on one, whichever part of it is cut, and how") {

@@ -146,7 +146,35 @@ std::vector<Rollout::Way> Rollout::ways_of(const Op& op) {
     }
     operands[k] = base;
   }
+  add_of_gradient(op, operands, ways);
   return ways;
+}
+
+// A product makes the gradient of a cut weight, and no way that its operands ask for leaves the weight's part: where gathered logits
+// have a loss on whole rows, say. The way that does makes neither a sum over the axis nor the whole on each rank.
+void Rollout::add_of_gradient(const Op& op, const std::vector<Placement>& operands, std::vector<Way>& ways) {
+  const auto wanted = is_product(op) ? gradient_placement(*op.result()) : std::nullopt;
+  const auto gives = [&](const OpCut& cut) { return cut.results[0] == *wanted; };
+  if (!wanted || std::ranges::any_of(ways, [&](const Way& way) { return gives(way.cut); })) return;
+  for (size_t k = 0; k < operands.size(); ++k) {
+    if (!operands_[&op][k]) continue;
+    std::vector<Placement> parted = operands;
+    for (int64_t d = 0; d < std::ssize(operands_[&op][k]->type().dims); ++d) {
+      parted[k] = Placement::shard(d);
+      for (const OpCut& cut : cuts_of_ops_.of(op, parted))
+        if (gives(cut) && !find(ways, cut)) ways.push_back({cut});
+    }
+  }
+}
+
+// As the cut parameter lies whose gradient the value is.
+std::optional<Placement> Rollout::gradient_placement(const Value& value) const {
+  for (const Op* reader : index_.readers(&value)) {
+    if (!reader->is("gradient")) continue;
+    const auto cut = cuts_.find(reader->attr<std::string>("param"));
+    if (cut != cuts_.end()) return Placement::shard(cut->second);
+  }
+  return std::nullopt;
 }
 
 // What each rank computes, in the measure of redistribution_cost, where rows may be cut: a residual sum on whole rows, or the product of

@@ -84,6 +84,8 @@ class Rollout {
   using Touched = std::unordered_map<const ir::Value*, Lies>;
 
   std::vector<Way> ways_of(const ir::Op& op);
+  void add_of_gradient(const ir::Op& op, const std::vector<ir::Placement>& operands, std::vector<Way>& ways);
+  std::optional<ir::Placement> gradient_placement(const ir::Value& value) const;
   double apply(const ir::Op& op, const Way& way);
   double apply_and_work(const ir::Op& op, const Way& way);
   double apply_gradient(const ir::Op& op);
