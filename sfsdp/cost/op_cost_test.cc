@@ -249,6 +249,36 @@ TEST_CASE(
   }
 }
 
+// 4 ranks of 16 queries: the last one's see 48 keys and half of 16 in the mean, where a rank's see 32. In a ring it sees all keys of
+// each other rank, where the others see none of those that come after theirs.
+TEST_CASE(
+    "kernels: attention of a part in natural order takes as long as the last rank's, in head and tail as the mean") {
+  const auto kernels = [&](const char* attrs) {
+    const ir::Graph graph = ir::parse_or_throw(concat(R"(
+graph mesh [cp=4] view local
+  %q = input name=q : f32[2, 4, 16, 128]
+  %k = input name=k : f32[2, 4, 64, 128]
+  %r = input name=r : f32[2, 4, 16, 128]
+fwd:
+  %o, %l = sdpa %q, )",
+                                                      attrs, R"( : f32[2, 4, 16, 128], f32[2, 4, 16]
+  return %o
+)"));
+    return price_kernels(graph, unit_machine(), Execution::Fused).kernels;
+  };
+  const auto seconds = [&](const char* attrs) { return kernels(attrs).at(0).seconds; };
+  const double mean = seconds("%k, %k, none axis=cp balanced=true is_causal=true");
+  CHECK(seconds("%k, %k, none axis=cp is_causal=true") == doctest::Approx(mean * (48 + 8) / 32));
+  CHECK(seconds("%k, %k, none axis=cp") == doctest::Approx(mean * 2));
+  const double own = seconds("%r, %r, none axis=cp is_causal=true shift=0");
+  CHECK(seconds("%r, %r, none axis=cp balanced=true is_causal=true shift=0") == doctest::Approx(own));
+  CHECK(seconds("%r, %r, none axis=cp balanced=true is_causal=true shift=1") == doctest::Approx(own));
+  CHECK(seconds("%r, %r, none axis=cp is_causal=true shift=1") == doctest::Approx(own * 2));
+  CHECK(seconds("%k, %k, none axis=cp document_tokens=32 documents=true is_causal=true") ==
+        doctest::Approx(seconds("%k, %k, none axis=cp balanced=true document_tokens=32 documents=true is_causal=true") *
+                        1.5));
+}
+
 TEST_CASE("kernels: narrow heads are slower per flop, wide ones no faster than 128") {
   Machine m = unit_machine();
   m.memory_bandwidth = 1e9;

@@ -74,6 +74,13 @@ double ranks_of_groups(const ir::Op& grouped) {
          static_cast<double>(std::max<int64_t>(ends->type().numel(), 1));
 }
 
+// Its queries are the last `queries` ones: they attend to all but half of as many of the last `length` keys, where the mean is half of
+// these; in a ring to all keys of each rank before it, where the mean is half of the ranks.
+double last_of_mean(const Op& op, int64_t queries, double length) {
+  if (op.has_attr("shift")) return op.attr<int64_t>("shift") == 0 ? 1 : 2;
+  return 2 - std::min(1.0, static_cast<double>(queries) / length);
+}
+
 }  // namespace
 
 Class class_of(const Op& op) {
@@ -154,6 +161,8 @@ AttentionShape attention_shape(const Op& op) {
     s.pairs *= tokens / s.length;
     s.length = tokens;
   }
+  if (s.causal && op.has_attr("axis") && !op.attr_or("balanced", false))
+    s.of_mean = last_of_mean(op, query[2], s.length);
   return s;
 }
 

@@ -30,6 +30,9 @@ struct AttentionShape {
   double width = 0;   // of a head
   double length = 0;  // key positions, of a document where attention stays within one
   bool causal = false, backward = false;
+  // What the last rank computes, of what ranks compute in the mean, where each has its part of the sequence in natural order: all others
+  // wait for it. 1 in head and tail, or where no axis cuts the sequence.
+  double of_mean = 1;
 };
 AttentionShape attention_shape(const ir::Op& op);
 

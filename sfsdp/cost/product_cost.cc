@@ -82,7 +82,7 @@ double attention_seconds(const Op& op, const Machine& machine) {
   const double narrow = width / (width + kExponential) * (kFullWidth + kExponential) / kFullWidth;
   const double rate = peak_of(op, machine) * attention_efficiency(machine) * narrow * s.length /
                       (s.length + machine.attention_half_length);
-  return flops_of(op) / rate;
+  return s.of_mean * flops_of(op) / rate;
 }
 
 double flops_per_byte(const Op& product, const Machine& machine) {
