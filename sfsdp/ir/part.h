@@ -13,6 +13,8 @@
 
 namespace sfsdp::ir {
 
+constexpr bool is_forward(Section section) { return section == Section::Fwd || section == Section::Loss; }
+
 enum class Part : uint8_t { Head, First, Middle, Last, Tail };
 inline constexpr size_t kParts = 5;
 

@@ -11,6 +11,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/cost/kernels.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/part.h"
 #include "sfsdp/mesh/chunk.h"
 #include "sfsdp/passes/analysis/param_reads.h"
 #include "sfsdp/passes/bucket/bucket.h"
@@ -24,8 +25,6 @@ namespace sfsdp::tune {
 namespace {
 
 using ir::Graph, ir::Op, ir::Section, ir::Value;
-
-bool is_forward(Section section) { return section == Section::Fwd || section == Section::Loss; }
 
 // The param that a value was gathered, cast or waited for from; nullptr for others.
 const Op* flat_of(const Value* value) {
@@ -160,7 +159,7 @@ class Profiler {
       for (const auto& result : op.results()) made[result.get()] = at;
       if (op.section != Section::Init && out_.body_begin == 0) out_.body_begin = at;
       if (op.section == Section::Bwd && out_.backward_begin == 0) out_.backward_begin = at;
-      if (op.section == Section::Bwd || is_forward(op.section)) out_.body_end = at + 1;
+      if (op.section == Section::Bwd || ir::is_forward(op.section)) out_.body_end = at + 1;
       if (op.is("view"))
         if (const Op* flat = flat_of(op.operands[0])) {
           const auto& offsets = flat->attr<std::vector<int64_t>>("offsets");
@@ -198,8 +197,8 @@ class Profiler {
   }
 
   static void note_read(ParamProfile& p, Section section, int64_t at) {
-    auto& first = is_forward(section) ? p.fwd_first : p.bwd_first;
-    auto& last = is_forward(section) ? p.fwd_last : p.bwd_last;
+    auto& first = ir::is_forward(section) ? p.fwd_first : p.bwd_first;
+    auto& last = ir::is_forward(section) ? p.fwd_last : p.bwd_last;
     if (first < 0) first = at;
     last = at;
   }

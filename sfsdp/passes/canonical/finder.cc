@@ -7,6 +7,7 @@
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/part.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -67,8 +68,6 @@ bool same_attrs(const Op& op, const Attributes& attrs) {
   });
 }
 
-bool is_forward(ir::Section section) { return section == ir::Section::Fwd || section == ir::Section::Loss; }
-
 bool is_commutative(const std::string& opcode) {
   return opcode == "aten.add.Tensor" || opcode == "aten.mul.Tensor" || opcode == "aten.eq.Tensor";
 }
@@ -125,13 +124,13 @@ Op* OpFinder::find(const std::string& opcode, const std::vector<Term>& operands,
   Op* of_forward = nullptr;
   for (Op* op : operands.empty() ? numbers_ : readers_[operands[0].base]) {
     if (op->opcode != opcode || op->operands.size() != operands.size()) continue;
-    if (op->section != section && !is_forward(op->section)) continue;
+    if (op->section != section && !ir::is_forward(op->section)) continue;
     bool same = true;
     for (size_t i = 0; same && i < operands.size(); ++i) same = is_operand(*op, i, operands[i]);
     if (!same && is_commutative(opcode) && operands.size() == 2)
       same = is_operand(*op, 0, operands[1]) && is_operand(*op, 1, operands[0]);
     if (!same || !same_attrs(*op, attrs)) continue;
-    if (op->section == section || is_forward(section)) return op;
+    if (op->section == section || ir::is_forward(section)) return op;
     if (!of_forward) of_forward = op;
   }
   return of_forward;

@@ -14,6 +14,7 @@
 #include "sfsdp/cost/op_shape.h"
 #include "sfsdp/ir/builder.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/part.h"
 #include "sfsdp/ir/side_table.h"
 #include "sfsdp/passes/analysis/param_reads.h"
 #include "sfsdp/passes/memory/remat_budget.h"
@@ -28,8 +29,6 @@ const Words<RematMode> kModes = {{"none", RematMode::None},
                                  {"full", RematMode::Full},
                                  {"op", RematMode::Op},
                                  {"memory_budget", RematMode::MemoryBudget}};
-
-bool is_forward(const Op& op) { return op.section == Section::Fwd || op.section == Section::Loss; }
 
 bool is_given(const Value* value) {
   const Op& op = *value->producer();
@@ -52,13 +51,14 @@ class BlockFinder {
     std::unordered_map<const Value*, size_t> last_read;
     for (size_t i = 0; i < n; ++i) {
       const Op& op = *graph.ops()[i];
-      if (!is_forward(op) || is_materialisation(op)) continue;
+      if (!ir::is_forward(op.section) || is_materialisation(op)) continue;
       for (const Value* operand : op.operands) {
         if (!operand) continue;
         if (const Op* param = param_of(operand))
           reads_.push_back({i, std::string(ir::block_of(param->attr<std::string>("name")))});
         const Value* storage = ir::storage_of(operand);
-        if (!is_given(storage) && is_forward(*storage->producer()) && !param_of(storage)) last_read[storage] = i;
+        if (!is_given(storage) && ir::is_forward(storage->producer()->section) && !param_of(storage))
+          last_read[storage] = i;
       }
       for (const auto& result : op.results()) made.try_emplace(ir::storage_of(result.get()), i);
     }
@@ -99,7 +99,7 @@ class BlockFinder {
   size_t cheapest(size_t from, size_t to) const {
     size_t best = from;
     for (size_t i = from; i < to; ++i)
-      if (is_forward(*graph_.ops()[i]) && live_after_[i] <= live_after_[best]) best = i;
+      if (ir::is_forward(graph_.ops()[i]->section) && live_after_[i] <= live_after_[best]) best = i;
     return best;
   }
 
@@ -133,7 +133,7 @@ class RematRewriter {
     });
     if (resharded)
       for (const auto& op : graph.ops())
-        if (is_forward(*op) && is_materialisation(*op)) again_.insert(ir::storage_of(op->result()));
+        if (ir::is_forward(op->section) && is_materialisation(*op)) again_.insert(ir::storage_of(op->result()));
     find_last_reads();
     std::vector<BlockValues> within_budget;
     const std::set<std::string> only = only_of(options, blocks);
@@ -182,7 +182,8 @@ class RematRewriter {
     for (const auto& op : graph_.ops())
       if (op->section == Section::Bwd)
         for (const Value* operand : op->operands)
-          if (operand && is_forward(*ir::storage_of(operand)->producer())) kept.insert(ir::storage_of(operand));
+          if (operand && ir::is_forward(ir::storage_of(operand)->producer()->section))
+            kept.insert(ir::storage_of(operand));
     int64_t bytes = 0;
     for (const Value* storage : kept)
       if (!is_given(storage) && !param_of(storage)) bytes += storage->type().bytes();
@@ -207,7 +208,7 @@ class RematRewriter {
       for (const Value* operand : op.operands) {
         if (!operand) continue;
         const Value* storage = ir::storage_of(operand);
-        if (is_forward(op)) last_read_[storage] = i;
+        if (ir::is_forward(op.section)) last_read_[storage] = i;
         if (op.section == Section::Bwd) read_by_backward_.insert(storage);
       }
     }
@@ -226,7 +227,7 @@ class RematRewriter {
     products_ = 0;
     for (size_t i = block.first + 1; i <= block.last; ++i) {
       const Op& op = *graph_.ops()[i];
-      if (!is_forward(op)) continue;
+      if (!ir::is_forward(op.section)) continue;
       // Where backward gathers no parameter again, those that forward has gathered stay.
       if (op.is("all_gather") && is_materialisation(op)) continue;
       if (options_.mode == RematMode::Op && is_kept_op(op)) continue;
@@ -245,7 +246,7 @@ class RematRewriter {
     std::vector<const Value*> own;
     for (size_t i = block.first + 1; i <= block.last; ++i) {
       const Op& op = *graph_.ops()[i];
-      if (!is_forward(op) || is_materialisation(op)) continue;
+      if (!ir::is_forward(op.section) || is_materialisation(op)) continue;
       for (const auto& result : op.results())
         if (!is_given(result.get()) && is_own(result.get(), block)) own.push_back(result.get());
     }
@@ -333,7 +334,7 @@ bool remat(Graph& graph, const RematOptions& options, PassContext& ctx) {
         concat("RematOptions::memory_budget = ", options.memory_budget, "\n  expected a number from 0 to 1"));
   SFSDP_CHECK(options.every >= 1 && options.mm_again >= 0, "every ", options.every, ", mm_again ", options.mm_again);
   for (const auto& op : graph.ops())
-    if (ir::is_start(*op) && (op->section == ir::Section::Fwd || op->section == ir::Section::Loss))
+    if (ir::is_start(*op) && ir::is_forward(op->section))
       throw UserError(
           concat("pass remat: ", op->opcode, " %", op->result()->name(),
                  " starts in forward\n  expected collectives that block; run the pass before split_collectives"));

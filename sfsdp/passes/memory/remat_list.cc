@@ -8,6 +8,7 @@
 #include "sfsdp/base/error.h"
 #include "sfsdp/base/strings.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/part.h"
 
 namespace sfsdp::passes {
 namespace {
@@ -32,8 +33,6 @@ bool is_product(const Op& op) {
   return row && row->cost == ir::CostClass::Product && op.operands.size() > 1 && op.operands[1];
 }
 
-bool is_of_forward(const Op& op) { return op.section == ir::Section::Fwd || op.section == ir::Section::Loss; }
-
 }  // namespace
 
 std::vector<std::string> listed_names(const std::string& text) {
@@ -47,7 +46,7 @@ RematList::RematList(const Graph& graph, const RematOptions& options)
     : save_(listed_names(options.save)), mm_again_(options.mm_again) {
   for (const std::string& part : listed_names(options.mm_again_of))
     for (const auto& op : graph.ops())
-      if (is_of_forward(*op) && is_product(*op) && op->module_path.find(part) != std::string::npos)
+      if (ir::is_forward(op->section) && is_product(*op) && op->module_path.find(part) != std::string::npos)
         forced_.insert(op->operands[1]->type().shape());
   find_parts(graph);
 }
@@ -96,7 +95,7 @@ void check_save_names(const Graph& graph, const RematOptions& options) {
     std::set<std::string> known;
     bool found = false;
     for (const auto& op : graph.ops()) {
-      if (!is_of_forward(*op) || path_in_block(*op).empty()) continue;
+      if (!ir::is_forward(op->section) || path_in_block(*op).empty()) continue;
       found = found || is_named(*op, name);
       known.insert(op->opcode);
       known.emplace(path_in_block(*op));

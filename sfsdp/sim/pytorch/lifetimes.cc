@@ -9,6 +9,7 @@
 #include "sfsdp/cost/op_shape.h"
 #include "sfsdp/ir/index.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/part.h"
 #include "sfsdp/passes/memory/remat_list.h"
 
 namespace sfsdp::sim {
@@ -16,8 +17,6 @@ namespace {
 
 using cost::Class;
 using ir::Op, ir::Section, ir::Value;
-
-bool is_forward(const Op& op) { return op.section == Section::Fwd || op.section == Section::Loss; }
 
 // Whether PyTorch writes the result over the first operand, where the graph does not say so: a sum over micro-batches, a
 // reduction of what is sharded already, a clipped gradient.
@@ -116,7 +115,9 @@ void Lifetimes::mark_inductor() {
            param_behind(from);
   };
   for (const Op* op : order_) {
-    if (!is_forward(*op) || cost::class_of(*op) != Class::Pointwise || ir::block_of(op->module_path).empty()) continue;
+    if (!ir::is_forward(op->section) || cost::class_of(*op) != Class::Pointwise ||
+        ir::block_of(op->module_path).empty())
+      continue;
     const Value* result = op->result();
     if (!read_by_backward.contains(result) || read_from_memory.contains(result)) continue;
     if (std::ranges::all_of(op->operands, [&](const Value* v) { return !v || is_there(v); })) again_.insert(result);
@@ -189,7 +190,7 @@ void Lifetimes::keep_listed() {
                                         .save = options_.save});
   std::unordered_map<std::string, int64_t> products;
   for (const Op* op : order_) {
-    if (!is_forward(*op)) continue;
+    if (!ir::is_forward(op->section)) continue;
     const std::string block(ir::block_of(op->module_path));
     const auto again = recomputed_at_.find(block);
     if (again == recomputed_at_.end()) continue;

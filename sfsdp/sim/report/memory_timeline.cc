@@ -7,6 +7,7 @@
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/loops.h"
 #include "sfsdp/ir/opset.h"
+#include "sfsdp/ir/part.h"
 #include "sfsdp/sim/program.h"
 
 namespace sfsdp::sim {
@@ -33,7 +34,7 @@ class Classifier {
     const Op& op = *value->producer();
     if (parameters_.contains(value)) return MemoryKind::Parameters;
     if (gradients_.contains(value) || reduces(op) || op.is("gradient", "scale")) return MemoryKind::Gradients;
-    const bool forward = op.section == Section::Fwd || op.section == Section::Loss;
+    const bool forward = ir::is_forward(op.section);
     if (ir::is_root(op) || (forward && buffer.last >= first_of_backward)) return MemoryKind::Activations;
     if (op.section == Section::Bwd && !backward_.contains(value)) return MemoryKind::Activations;
     return MemoryKind::Workspace;
