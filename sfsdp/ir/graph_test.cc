@@ -4,6 +4,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/ir/index.h"
@@ -159,6 +163,27 @@ TEST_CASE("attr names op and attribute when it is absent or of another kind") {
                        InternalError);
   CHECK(graph.find_param("w") == &w);
   CHECK(graph.find_param("v") == nullptr);
+}
+
+std::string cut_text(int64_t size, const std::vector<std::pair<int64_t, int64_t>>& ranks_and_blocks) {
+  Type type = Type::tensor(DType::f32, {size});
+  const char* axes[] = {"cp", "tp", "ep"};
+  for (size_t i = 0; i < ranks_and_blocks.size(); ++i)
+    type.dims[0].cut(axes[i], ranks_and_blocks[i].first, ranks_and_blocks[i].second);
+  std::ostringstream text;
+  text << type;
+  return text.str();
+}
+
+TEST_CASE("a dimension that axes cut: ranges of one go within what another one cuts where its parts are whole ranges") {
+  CHECK(cut_text(24, {{2, 1}, {3, 1}}) == "f32[4/cp/tp]");
+  CHECK(cut_text(24, {{2, 4}, {2, 1}}) == "f32[6/tp/cp:2]");
+  CHECK(cut_text(24, {{2, 4}, {2, 2}}) == "f32[6/tp:2/cp:2]");
+  CHECK(cut_text(24, {{2, 1}, {3, 2}}) == "f32[4/cp/tp:2]");
+  // A third of 4 ranges ends within one.
+  CHECK(cut_text(24, {{2, 4}, {3, 1}}) == "f32[4/cp:4/tp]");
+  CHECK(cut_text(24, {{2, 2}, {3, 1}}) == "f32[4/cp:2/tp]");
+  CHECK(cut_text(24, {{2, 4}, {3, 1}, {2, 1}}) == "f32[2/cp:4/tp/ep]");
 }
 
 TEST_CASE("a type counts elements and bytes") {

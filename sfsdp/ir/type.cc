@@ -86,9 +86,10 @@ void Dim::cut(const std::string& axis, int64_t ranks, int64_t in_blocks) {
   SFSDP_CHECK(in_blocks > 0 && size % (ranks * in_blocks) == 0, "a dimension of ", size, " in ", in_blocks,
               " blocks over ", ranks);
   size /= ranks;
-  // Ranges that other axes cut, within one that this one cuts, are fewer now.
-  size_t at = 0;
-  while (at < split.size() && blocks_of(at) <= in_blocks) ++at;
+  // Ranges that other axes cut, within one that this one cuts, are fewer now. Where this one's parts end within such ranges, it
+  // cuts what those axes have left.
+  size_t at = split.size();
+  while (at > 0 && blocks_of(at - 1) > in_blocks && blocks_of(at - 1) % (in_blocks * ranks) == 0) --at;
   blocks.resize(split.size(), 1);
   for (size_t i = at; i < split.size(); ++i) blocks[i] /= ranks;
   split.insert(split.begin() + static_cast<std::ptrdiff_t>(at), axis);

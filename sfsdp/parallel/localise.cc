@@ -39,7 +39,7 @@ std::optional<std::vector<int64_t>> dense_strides(const Type& type, const std::v
 // Attributes that say the shape of the result, or how many samples there are.
 void set_sizes(Op& op, const std::vector<int64_t>& shape) {
   if (op.is("aten.native_group_norm", "aten.native_group_norm_backward")) op.attrs["N"] = shape.at(0);
-  for (const char* key : {"size", "input_sizes"})
+  for (const char* key : {"size", "input_size", "input_sizes"})
     if (const auto* sizes = op.find_attr<std::vector<int64_t>>(key); sizes && sizes->size() == shape.size())
       op.attrs[key] = shape;
 }

@@ -191,7 +191,8 @@ class Ways {
       for (size_t k = 0; k < op_.operands.size(); ++k) {
         if (!op_.operands[k] || !clause.operands[k]) continue;
         const FactorPart* part = ir::find_part(*clause.operands[k], cut.factor);
-        if (!part || part->size == 1) continue;
+        // One element is broadcast, but not to another place.
+        if (!part || (part->size == 1 && part->mark != '~')) continue;
         if (size != 0 && part->size != size) return std::nullopt;
         size = part->size;
         if (part->mark != ' ' && part->mark != '+') return std::nullopt;

@@ -57,5 +57,24 @@ TEST_CASE("CutsOfOps: an answer is that of the op alone, and one for all that ar
   CHECK(answer("s", {whole}) != answer("t", {whole}));
 }
 
+TEST_CASE("cuts_of: what one row at another place is written to is not cut there, as if the row were broadcast") {
+  const ir::Graph graph = ir::parse_or_throw(R"(
+    graph mesh [] view global
+      %x = input name=x : f32[4, 6]
+      %row = input name=row : f32[1, 6]
+    fwd:
+      %y = aten.slice_scatter %x, %row dim=0 end=2 start=1 : f32[4, 6]
+      return %y
+  )");
+  const Op& op = *graph.find_value("y")->producer();
+  const Placement whole = Placement::replicate();
+  const auto whole_alone = cuts_of(op, {Placement::shard(0), whole}, 2);
+  REQUIRE(whole_alone.size() == 1);
+  CHECK(whole_alone[0].operands[0] == whole);
+  const auto columns = cuts_of(op, {Placement::shard(1), whole}, 2);
+  REQUIRE(columns.size() == 2);
+  CHECK(columns[0].operands[1] == Placement::shard(1));
+}
+
 }  // namespace
 }  // namespace sfsdp::parallel::op_cuts_test

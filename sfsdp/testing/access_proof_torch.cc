@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <unordered_map>
+#include <utility>
 
 #include "sfsdp/base/check.h"
 #include "sfsdp/base/error.h"
@@ -23,6 +25,7 @@ namespace {
 
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
+using Kernel = CutProof::Kernel;
 
 constexpr int kMostCalls = 60, kMostElements = 4, kMostCuts = 2;
 
@@ -43,14 +46,46 @@ Tensors clones(const Tensors& tensors) {
   return all;
 }
 
-// One op of LibTorch's, or of sfsdp's own with a kernel, drawing the same numbers in every run.
-Tensors run_op(const ir::Op& op, const Tensors& operands) {
-  at::manual_seed(7);
-  if (ir::is_aten(op.opcode)) return exec::AtenCall(op).run(operands);
-  if (op.is("accumulate")) return {operands[0].clone()};
+// _grouped_mm by its definition, for numbers that LibTorch's has no kernel of: each group's rows by its matrix, or what each group's
+// rows add up to.
+Tensors grouped_products(const Tensors& operands) {
+  const Tensor &a = operands[0], &b = operands[1], ends = operands[2].to(at::kLong);
+  const bool by_matrix = b.dim() == 3;
+  Tensors products;
+  int64_t begin = 0;
+  for (int64_t group = 0; group < ends.numel(); ++group) {
+    const int64_t end = ends[group].item<int64_t>(), rows = a.size(by_matrix ? 0 : 1);
+    if (end < begin || end > rows || (group + 1 == ends.numel() && end != rows))
+      throw UserError("groups that do not end one after the other");
+    products.push_back(by_matrix ? at::mm(a.slice(0, begin, end), b[group])
+                                 : at::mm(a.slice(1, begin, end), b.slice(0, begin, end)));
+    begin = end;
+  }
+  return {by_matrix ? at::cat(products) : at::stack(products)};
+}
+
+// One op of LibTorch's, or of sfsdp's own with a kernel, drawing the same numbers in every run. Made once for all runs.
+Kernel kernel_of_op(const ir::Op& op) {
+  const auto drawing = [](auto run) {
+    return [run = std::move(run)](const Tensors& operands) -> Tensors {
+      at::manual_seed(7);
+      return run(operands);
+    };
+  };
+  if (op.is("aten._grouped_mm") && op.result()->type().dtype == ir::DType::f64) return grouped_products;
+  if (ir::is_aten(op.opcode)) {
+    const auto call = std::make_shared<exec::AtenCall>(op);
+    return drawing([call](const Tensors& operands) { return call->run(operands); });
+  }
+  if (op.is("accumulate")) return [](const Tensors& operands) -> Tensors { return {operands[0].clone()}; };
   const exec::Kernel kernel = exec::find_kernel(op.opcode);
   SFSDP_CHECK(kernel, "no kernel for ", op.opcode);
-  return kernel({op, operands, exec::StepScalars{.lr = 0.1, .step = 3}});
+  const bool counts = op.is("adam", "adamw");  // the fused kernels take a step of float32 beside any numbers
+  return drawing([kernel, counts, &op](Tensors operands) -> Tensors {
+    for (Tensor& operand : operands)
+      if (counts && operand.defined() && operand.dim() == 0) operand = operand.to(at::kFloat);
+    return kernel({op, operands, exec::StepScalars{.lr = 0.1, .step = 3}});
+  });
 }
 
 // Not a token, nor the counter that dropout leaves: eager keeps the mask itself.
@@ -96,25 +131,42 @@ ir::Graph decomposed(const ir::Op& op) {
   return passes::decomposed(graph);
 }
 
-// One op, or what a canonical op stands for. Results that are none are undefined.
-Tensors run_any(const ir::Op& op, const Tensors& operands) {
-  const bool has_kernel = !ir::is_canonical(op) && exec::find_kernel(op.opcode);
-  if (ir::is_aten(op.opcode) || op.is("accumulate") || has_kernel) return run_op(op, operands);
-  const ir::Graph graph = decomposed(op);
-  std::unordered_map<const ir::Value*, Tensor> values;
-  size_t next = 0;
-  for (const auto& each : graph.ops()) {
-    Tensors in;
-    for (const ir::Value* operand : each->operands) in.push_back(operand ? values.at(operand) : Tensor());
-    while (each->is("input") && !operands[next].defined()) ++next;
-    const Tensors made = each->is("input") ? Tensors{operands[next++]} : run_op(*each, in);
-    for (size_t r = 0; r < made.size(); ++r) values[each->results()[r].get()] = made[r];
+// What a canonical op stands for. Results that are none are undefined.
+class Decomposed {
+ public:
+  explicit Decomposed(const ir::Op& op) : graph_(decomposed(op)) {
+    for (const auto& each : graph_.ops()) kernels_.push_back(each->is("input") ? Kernel() : kernel_of_op(*each));
+    for (const auto& result : op.results()) is_made_.push_back(is_made_by_eager(op, *result));
   }
-  Tensors results;
-  size_t output = 0;
-  for (const auto& result : op.results())
-    results.push_back(is_made_by_eager(op, *result) ? values.at(graph.outputs[output++]) : Tensor());
-  return results;
+
+  Tensors run(const Tensors& operands) const {
+    std::unordered_map<const ir::Value*, Tensor> values;
+    size_t next = 0, number = 0;
+    for (const auto& each : graph_.ops()) {
+      Tensors in;
+      for (const ir::Value* operand : each->operands) in.push_back(operand ? values.at(operand) : Tensor());
+      while (each->is("input") && !operands[next].defined()) ++next;
+      const Kernel& kernel = kernels_[number++];
+      const Tensors made = kernel ? kernel(in) : Tensors{operands[next++]};
+      for (size_t r = 0; r < made.size(); ++r) values[each->results()[r].get()] = made[r];
+    }
+    Tensors results;
+    size_t output = 0;
+    for (const bool is_made : is_made_) results.push_back(is_made ? values.at(graph_.outputs[output++]) : Tensor());
+    return results;
+  }
+
+ private:
+  ir::Graph graph_;
+  std::vector<Kernel> kernels_;
+  std::vector<bool> is_made_;
+};
+
+Kernel kernel_of(const ir::Op& op) {
+  const bool has_kernel = !ir::is_canonical(op) && exec::find_kernel(op.opcode);
+  if (ir::is_aten(op.opcode) || op.is("accumulate") || has_kernel) return kernel_of_op(op);
+  const auto made = std::make_shared<Decomposed>(op);
+  return [made](const Tensors& operands) { return made->run(operands); };
 }
 
 std::vector<int64_t> indexes_of(int64_t number, at::IntArrayRef sizes) {
@@ -149,7 +201,7 @@ void AccessProof::prove(const ir::Op& op, const Tensors& operands, const Run& ru
     return;
   }
   rows_.insert(op.opcode.row()->name);
-  if (!other_ && ++texts_[ir::print(op)] <= kMostCuts) cuts_.prove(op, operands, run_any);
+  if (!other_ && ++texts_[ir::print(op)] <= kMostCuts) cuts_.prove(op, operands, kernel_of);
   for (size_t k = 0; k < operands.size(); ++k) {
     if (!operands[k].defined()) continue;
     claim(op, k, before);
@@ -252,7 +304,7 @@ void AccessProof::walk(const ir::Graph& graph, const std::function<Tensor(const 
       const bool known =
           std::ranges::all_of(op.operands, [&](const ir::Value* v) { return !v || values[v].defined(); });
       if (!known) continue;  // a kernel has refused what was drawn at random
-      const Run run = [&](const Tensors& in) { return run_any(op, in); };
+      const Run run = kernel_of(op);
       prove(op, operands, run);
       try {
         results = run(operands);

@@ -23,7 +23,7 @@ namespace sfsdp::testing {
 // What is claimed and what was seen, over many calls: grows with each walk.
 class AccessProof {
  public:
-  using Run = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& operands)>;
+  using Run = CutProof::Kernel;
 
   AccessProof() = default;
   // Compares with this map, whatever the row says. It has to outlive the proof.

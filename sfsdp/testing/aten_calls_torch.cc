@@ -227,11 +227,11 @@ const std::vector<Call>& layer_calls() {
         at::bmm(xs, ys), at::baddbmm(c.tensor({b, m, n}, dtype), xs, ys);
       },
       [](Caller& c) {
-        const int64_t groups = c.in(1, 2), in = groups * c.in(1, 2), out = groups * c.in(1, 2), s = c.in(1, 2);
+        const int64_t groups = c.in(1, 2), in = groups * c.in(1, 4), out = groups * c.in(1, 2), s = c.in(1, 2);
         const bool transposed = c.chance(40);
         const Sizes weight = transposed ? Sizes{in, out / groups, 3, 2} : Sizes{out, in / groups, 3, 2};
         const auto dtype = c.floating();
-        const Tensor x = c.tensor({2, in, 7, 6}, dtype), w = c.tensor(weight, dtype);
+        const Tensor x = c.tensor({4, in, 7, 6}, dtype), w = c.tensor(weight, dtype);
         const Sizes stride = {s, 2}, padding = {c.in(0, 1), 1}, dilation = {c.in(1, 2), 1}, extra = {0, 0};
         const Tensor y = at::convolution(x, w, {}, stride, padding, dilation, transposed, extra, groups);
         at::convolution_backward(y, x, w, at::OptionalIntArrayRef({out}), stride, padding, dilation, transposed, extra,
@@ -272,8 +272,8 @@ const std::vector<Call>& layer_calls() {
       },
       [](Caller& c) {
         const int64_t groups = c.in(1, 2), channels = groups * c.in(1, 3);
-        const Tensor x = c.floats({2, channels, 5});
-        at::native_group_norm(x, {}, {}, 2, channels, 5, groups, 1e-5);
+        const Tensor x = c.floats({4, channels, 5});
+        at::native_group_norm(x, {}, {}, 4, channels, 5, groups, 1e-5);
       },
       [](Caller& c) {
         const int64_t rows = c.in(1, 6), width = c.in(1, 5);
@@ -283,7 +283,7 @@ const std::vector<Call>& layer_calls() {
         at::embedding_dense_backward(y, i, rows, -1, false);
       },
       [](Caller& c) {  // groups of as many rows each, as an end that is drawn may leave rows that no group has
-        const int64_t groups = c.in(1, 3), rows = groups * c.in(2, 3), k = 8, n = 8 * c.in(1, 2);
+        const int64_t groups = c.in(1, 3), rows = groups * c.in(2, 3), k = 8 * c.in(1, 3), n = 8 * c.in(1, 3);
         const auto dtype = c.floating();
         const Tensor ends = at::arange(1, groups + 1, at::kInt).mul(rows / groups);
         at::_grouped_mm(c.tensor({rows, k}, dtype), c.tensor({groups, k, n}, dtype), ends);

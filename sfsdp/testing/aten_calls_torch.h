@@ -25,7 +25,7 @@ class Caller {
     return low + static_cast<int64_t>(engine_() % static_cast<uint64_t>(high - low + 1));
   }
   bool chance(int percent) { return in(1, 100) <= percent; }
-  int64_t size() { return chance(5) ? 0 : chance(20) ? 1 : in(2, 5); }
+  int64_t size() { return chance(5) ? 0 : chance(20) ? 1 : in(2, 6); }
   std::vector<int64_t> sizes(int64_t fewest = 0, int64_t most = 4) {
     std::vector<int64_t> sizes(static_cast<size_t>(in(fewest, most)));
     for (int64_t& s : sizes) s = size();

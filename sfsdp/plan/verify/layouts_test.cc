@@ -63,6 +63,10 @@ TEST_CASE("verify_layouts: a step in buckets is sound, and each change that brea
       {
           {"a sum is dropped", "%y = aten.add.Tensor %y1, %b2", "%y = aten.add.Tensor %y0, %b2",
            "a summand is taken for the sum"},
+          {"a row is written into a part of rows", "%h = linear %x, %w1 :",
+           "%row = aten.unsqueeze %b2 dim=0 : f32[1, 4]\n"
+           "    %w1.s = aten.slice_scatter %w1, %row dim=0 end=2 start=1 : f32[4/tp, 4]\n    %h = linear %x, %w1.s :",
+           "operand 1 is whole where another one is cut"},
           {"a sum is made twice", "%dr = linear_dx %y, %w2",
            "%y2 = all_reduce %y axis=tp : f32[6, 4]\n  %dr = linear_dx %y2, %w2", "all_reduce of what is whole"},
           {"a sum over the wrong axis", "%y1 = all_reduce %y0 axis=tp", "%y1 = all_reduce %y0 axis=dp_shard",

@@ -252,7 +252,8 @@ class ByMap {
     if (layout.kind == Kind::Cut && !here) return concat("operand ", k, " is cut in another factor");
     if (here && part->mark != ' ' && part->mark != '+')
       return concat("operand ", k, " is a part where the op reads the whole dimension");
-    if (part && !here && part->size > 1) return concat("operand ", k, " is whole where another one is cut");
+    if (part && !here && (part->size > 1 || part->mark == '~'))  // one row at another place is not broadcast
+      return concat("operand ", k, " is whole where another one is cut");
     return "";
   }
 
