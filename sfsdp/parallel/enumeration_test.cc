@@ -40,7 +40,7 @@ struct RandomStep {
   Cuts cuts;
 };
 
-// Forward of a few ops over [4, 6, width], and its backward where all of them have one; 10 ops at most that are no roots.
+// Forward of a few ops over [4, 6, width], and its backward where all of them have one; 12 ops at most that are no roots.
 class Writer {
  public:
   explicit Writer(uint64_t seed) : random_(seed) {}

@@ -232,6 +232,11 @@ TEST_CASE(
   expect_nearest({{"ep", 3}}, 3, "1");
   expect_nearest({{"dp_shard", 1}, {"ep", 6}}, 6, "2");  // of 6 ranks 4 cannot be
   expect_nearest({{"dp_shard", 2}, {"ep", 6}, {"tp", 2}}, 6, "4");
+  std::string many = kForward + "    return %loss\n";
+  for (const char* shape : {"f32[4, 3, 5]", "f32[4, 5, 3]"}) many.replace(many.find(shape), 6, "f32[64,");
+  graph = ir::parse_or_throw(testing::dedent(with_ends(many, "%ends = full value=8 : i32[64]")));
+  expect_nearest({{"ep", 6}}, 6, "2");
+  expect_nearest({{"dp_shard", 2}, {"ep", 6}, {"tp", 2}}, 6, "4");
   const ir::Graph none =
       ir::parse_or_throw("graph mesh [] view global\n  %x = input name=x : f32[8, 3]\n  return %x\n");
   CHECK_THROWS_WITH_AS(find_experts(none, {}, 2), doctest::Contains("such as *.experts, or ep = 1"), UserError);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// DeepSeek-V3 on ranks that are threads trains as one eager process does on the same global batch, and on one rank to the bit.
+// DeepSeek-V3 on ranks that are threads trains as one eager process does on the same global batch.
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <doctest/doctest.h>

@@ -76,8 +76,8 @@ testing::Case draw_case(Draw& draw, const NetArgs& args) {
 
 // What a refusal must say: over which axis, and what to do.
 bool names_its_cause(const std::string& message) {
-  const bool axis = message.find("tp") != std::string::npos || message.find("cp") != std::string::npos ||
-                    message.find("tensor_parallel") != std::string::npos;
+  const auto says = [&](const char* words) { return message.find(words) != std::string::npos; };
+  const bool axis = says("over tp") || says("over cp") || says("tp = ") || says("cp = ");
   return axis && message.find("\n  expected ") != std::string::npos;
 }
 
@@ -166,7 +166,7 @@ TEST_CASE("random models cut at random over tp and cp train as one eager process
     all_refused += count;
   }
   MESSAGE(trained, " trained as eager, ", all_refused, " refused");
-  CHECK(all_refused * 4 <= kModels * kMeshesOfModel);
+  CHECK(all_refused <= 46);  // more would be models that were cut before, and are not now
 }
 
 }  // namespace random_models_parallel_test

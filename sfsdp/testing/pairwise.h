@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -47,8 +46,7 @@ std::vector<Choice<N>> all_choices(const Choice<N>& counts) {
 template <size_t N>
 class SeenPairs {
  public:
-  explicit SeenPairs(const Choice<N>& counts)
-      : most_(static_cast<size_t>(*std::max_element(counts.begin(), counts.end()))), seen_(N * N * most_ * most_) {}
+  explicit SeenPairs(int most) : most_(static_cast<size_t>(most) + 1), seen_(N * N * most_ * most_) {}
   size_t fresh_of(const Choice<N>& choice) const {
     size_t fresh = 0;
     for (size_t a = 0; a < N; ++a)
@@ -68,14 +66,14 @@ class SeenPairs {
   std::vector<uint8_t> seen_;
 };
 
-// Choices in which each pair of values stands, the next one always that with the most pairs that none before it has. With
-// SFSDP_EVERY_MESH=1 in the environment all there are (docs/benchmarks.md).
+// Of the given choices so many that each pair of values that stands in one of them stands in one of these, the next one always that with
+// the most pairs that none before it has.
 template <size_t N>
-std::vector<Choice<N>> pairwise(const Choice<N>& counts) {
-  const std::vector<Choice<N>> every = all_choices(counts);
-  if (std::getenv("SFSDP_EVERY_MESH")) return every;
+std::vector<Choice<N>> pairwise(const std::vector<Choice<N>>& every) {
+  int largest = 0;
+  for (const Choice<N>& choice : every) largest = std::max(largest, *std::max_element(choice.begin(), choice.end()));
   std::vector<Choice<N>> chosen;
-  SeenPairs<N> seen(counts);
+  SeenPairs<N> seen(largest);
   for (;;) {
     const Choice<N>* best = nullptr;
     size_t most = 0;

@@ -137,6 +137,9 @@ std::shared_ptr<Program> expect_parity(Make make, Loss loss,
       // Each step of AdamW adds to what the one before left.
       const double steps = static_cast<double>(reference.results.size());
       CHECK(error.max().template item<double>() <= 1e-5 * std::max(1.0, steps / 6));
+      // Moments are small: 1e-5 is a large part of one. The worst of the suite after 20 steps is half of the bar, DeepSeek's attention.
+      if (name.find(".exp_avg") != std::string::npos)
+        CHECK(std::sqrt(sum_of_squares(whole - value)) <= 1e-5 * steps * std::sqrt(sum_of_squares(value)));
     }
   });
   for (const auto& [name, squares] : wrong) {

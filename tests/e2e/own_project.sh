@@ -61,7 +61,7 @@ grep -Eq '^drop_mul_by_one .* products_dropped 2$' "$dir/passes" || fail "own pa
 awk '/^step 1 / { first = $4 } /^step 20 / { last = $4 } END { exit !(last < first / 2) }' "$dir/passes" ||
   fail "own pass: $(cat "$dir/passes")"
 
-# Lines of the pages that are in no fence: the setting of the pass, and the README's other loss, in place of the example's.
+# Lines of the pages that are in no fence: the setting of the pass, and the README's other loss and cuts over tp, in place of the example's.
 indented() { sed -n "s/^    //; /^$2/,/^$3/p" "$1"; } # file, first and last line
 indented docs/writing-a-pass.md 'register_drop_mul_by_one' 'options.pipeline' | while read -r line; do
   grep -qF "$line" examples/own_pass/main.cpp || fail "docs/writing-a-pass.md: not in examples/own_pass/main.cpp: $line"
@@ -69,13 +69,19 @@ done
 mkdir "$dir/counts"
 indented README.md 'auto loss = ' '};' >"$dir/counts/loss"
 [[ $(wc -l <"$dir/counts/loss") == 5 ]] || fail "README.md: the other loss: $(cat "$dir/counts/loss")"
-sed -e "/^  auto loss = /{r $dir/counts/loss" -e 'd}' examples/own_model/main.cpp >"$dir/counts/main.cpp"
+indented README.md 'auto mesh = init_device_mesh.*"tp"' 'auto step' >"$dir/counts/cuts"
+[[ $(wc -l <"$dir/counts/cuts") == 3 ]] || fail "README.md: the lines for tp: $(cat "$dir/counts/cuts")"
+head -2 "$dir/counts/cuts" >"$dir/counts/mesh"
+tail -1 "$dir/counts/cuts" >"$dir/counts/step"
+sed -e "/^  auto loss = /{r $dir/counts/loss" -e 'd}' -e "/^  auto mesh = /{r $dir/counts/mesh" -e 'd}' \
+  -e "/^  auto step = /{r $dir/counts/step" -e 'd}' examples/own_model/main.cpp >"$dir/counts/main.cpp"
 sed 's/own_model/counts/g' examples/own_model/CMakeLists.txt >"$dir/counts/CMakeLists.txt"
 configure -S "$dir/counts" -B "$dir/counts/build" -DCMAKE_PREFIX_PATH="$dir/prefix" || fail "$(cat "$dir/log")"
 cmake --build "$dir/counts/build" >"$dir/log" || fail "$(cat "$dir/log")"
-"$dir/counts/build/counts" >"$dir/counted" || fail "the README's other loss: exit code $?"
+"$dir/prefix/bin/sfsdp" launch -n 2 --log-rank 0 --exec "$dir/counts/build/counts" -- >"$dir/counted" ||
+  fail "the README's other loss, over tp: exit code $?"
 awk '/^step 20 / { loss[++n] = $4 } END { exit !(n == 2 && (loss[1] - loss[2]) ^ 2 < (1e-4 * loss[1]) ^ 2) }' "$dir/one" "$dir/counted" ||
-  fail "no target is ignored, but the README's two losses differ: $(tail -2 "$dir/one" "$dir/counted")"
+  fail "no target is ignored, and tp changes nothing, but one rank and two with the README's other lines differ: $(tail -2 "$dir/one" "$dir/counted")"
 
 # Headers that users include, each alone in a file: none leans on what another happens to include.
 torch=$(sed -n 's/^SFSDP_TORCH_DIR:PATH=//p' build/release/CMakeCache.txt)
