@@ -66,8 +66,8 @@ class SeenPairs {
   std::vector<uint8_t> seen_;
 };
 
-// Of the given choices so many that each pair of values that stands in one of them stands in one of these, the next one always that with
-// the most pairs that none before it has.
+// Some of the given choices, such that each pair of values that stands in any of them stands in one of these: the next one is always
+// that with the most pairs that none before it has.
 template <size_t N>
 std::vector<Choice<N>> pairwise(const std::vector<Choice<N>>& every) {
   int largest = 0;
