@@ -49,10 +49,17 @@ Rollout::Rollout(const ir::Graph& graph, const std::map<std::string, int64_t>& c
       operands_(graph),
       lies_(graph),
       lowered_(graph),
+      gradients_(graph),
       colour_(graph),
       planned_(graph) {
   for (const auto& op : graph.ops()) {
     operands_[op.get()] = op->operands;
+    if (op->is("gradient")) {
+      const auto cut = cuts.find(op->attr<std::string>("param"));
+      const Op& maker = *op->operands[0]->producer();
+      if (cut != cuts.end() && is_product(maker) && op->operands[0] == maker.result())
+        gradients_[&maker] = Placement::shard(cut->second);
+    }
     if (!op->is("param")) continue;
     const auto cut = cuts.find(op->attr<std::string>("name"));
     if (cut != cuts.end()) lies_[op->result()].base = Placement::shard(cut->second);
@@ -153,7 +160,7 @@ std::vector<Rollout::Way> Rollout::ways_of(const Op& op) {
 // A product makes the gradient of a cut weight, and no way that its operands ask for leaves the weight's part: where gathered logits
 // have a loss on whole rows, say. The way that does makes neither a sum over the axis nor the whole on each rank.
 void Rollout::add_of_gradient(const Op& op, const std::vector<Placement>& operands, std::vector<Way>& ways) {
-  const auto wanted = is_product(op) ? gradient_placement(*op.result()) : std::nullopt;
+  const std::optional<Placement>& wanted = gradients_[&op];
   const auto gives = [&](const OpCut& cut) { return cut.results[0] == *wanted; };
   if (!wanted || std::ranges::any_of(ways, [&](const Way& way) { return gives(way.cut); })) return;
   for (size_t k = 0; k < operands.size(); ++k) {
@@ -165,16 +172,6 @@ void Rollout::add_of_gradient(const Op& op, const std::vector<Placement>& operan
         if (gives(cut) && !find(ways, cut)) ways.push_back({cut});
     }
   }
-}
-
-// As the cut parameter lies whose gradient the value is.
-std::optional<Placement> Rollout::gradient_placement(const Value& value) const {
-  for (const Op* reader : index_.readers(&value)) {
-    if (!reader->is("gradient")) continue;
-    const auto cut = cuts_.find(reader->attr<std::string>("param"));
-    if (cut != cuts_.end()) return Placement::shard(cut->second);
-  }
-  return std::nullopt;
 }
 
 // What each rank computes, in the measure of redistribution_cost, where rows may be cut: a residual sum on whole rows, or the product of

@@ -85,7 +85,6 @@ class Rollout {
 
   std::vector<Way> ways_of(const ir::Op& op);
   void add_of_gradient(const ir::Op& op, const std::vector<ir::Placement>& operands, std::vector<Way>& ways);
-  std::optional<ir::Placement> gradient_placement(const ir::Value& value) const;
   double apply(const ir::Op& op, const Way& way);
   double apply_and_work(const ir::Op& op, const Way& way);
   double apply_gradient(const ir::Op& op);
@@ -117,8 +116,9 @@ class Rollout {
   CutsOfOps cuts_of_ops_;
   ir::OpTable<std::vector<ir::Value*>> operands_;  // as they were, before partition put others in their place
   ir::ValueTable<Lies> lies_;
-  ir::OpTable<char> lowered_;     // ops of a vocabulary, each rank for its part
-  ir::OpTable<uint64_t> colour_;  // the same for ops of which all is alike, some ops far
+  ir::OpTable<char> lowered_;                            // ops of a vocabulary, each rank for its part
+  ir::OpTable<std::optional<ir::Placement>> gradients_;  // of products that make those of cut parameters, as these lie
+  ir::OpTable<uint64_t> colour_;                         // the same for ops of which all is alike, some ops far
   std::vector<Change> changes_;
   Policy policy_ = Policy::Planned;  // of the trial that is made
   Trail trail_;                      // what it has chosen

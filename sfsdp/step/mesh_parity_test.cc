@@ -6,7 +6,6 @@
 
 #include <array>
 #include <cstdlib>
-#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -131,28 +130,27 @@ bool has_effect(const testing::Choice<10>& choice) {
   return tp > 1 || (choice[4] == 0 && choice[5] == 0);
 }
 
+// Those in force, of one model and mesh or, -1, of any.
 template <size_t N>
-std::vector<testing::Choice<N>> choices_of(const testing::Choice<N>& counts,
-                                           const std::function<bool(const testing::Choice<N>&)>& is_wanted) {
+std::vector<testing::Choice<N>> choices_of(const testing::Choice<N>& counts, int model = -1, int mesh = -1) {
   std::vector<testing::Choice<N>> wanted;
   for (const auto& choice : testing::all_choices(counts))
-    if (has_effect(choice) && is_wanted(choice)) wanted.push_back(choice);
+    if ((model < 0 || choice[0] == model) && (mesh < 0 || choice[1] == mesh) && has_effect(choice))
+      wanted.push_back(choice);
   return wanted;
 }
 
-// The programs of a model: those of it where each pair stands in one program of any model and mesh, or in one of each mesh.
+// The programs of a model where each pair stands in one program of any model and mesh, or in one of each mesh.
 template <size_t N>
-std::vector<testing::Choice<N>> programs_of(int model, const testing::Choice<N>& counts) {
+std::vector<testing::Choice<N>> programs_of(int model, const testing::Choice<N>& counts, bool of_each_mesh) {
   std::vector<testing::Choice<N>> programs;
-  if (!std::getenv("SFSDP_EVERY_MESH")) {
-    for (const auto& choice : testing::pairwise(choices_of<N>(counts, [](const auto&) { return true; })))
+  if (!of_each_mesh) {
+    for (const auto& choice : testing::pairwise(choices_of(counts)))
       if (choice[0] == model) programs.push_back(choice);
     return programs;
   }
-  for (int mesh = 0; mesh < counts[1]; ++mesh) {
-    const auto of_mesh = [&](const testing::Choice<N>& choice) { return choice[0] == model && choice[1] == mesh; };
-    for (const auto& choice : testing::pairwise(choices_of<N>(counts, of_mesh))) programs.push_back(choice);
-  }
+  for (int mesh = 0; mesh < counts[1]; ++mesh)
+    for (const auto& choice : testing::pairwise(choices_of(counts, model, mesh))) programs.push_back(choice);
   return programs;
 }
 
@@ -161,7 +159,7 @@ void check_all(int model, Make make, const Rules& rules, const testing::Choice<N
                testing::Case (*case_of)(const testing::Choice<N>&, const Rules&)) {
   const Reference reference = testing::eager(
       make, testing::loss_of, [](int64_t k) { return words(k, 0, testing::kGlobalBatch); }, kSteps);
-  for (const auto& choice : programs_of(model, counts)) {
+  for (const auto& choice : programs_of(model, counts, std::getenv("SFSDP_EVERY_MESH") != nullptr)) {
     std::string of;
     for (const int value : choice) of += concat(of.empty() ? "" : " ", value);
     CAPTURE(of);
@@ -212,16 +210,12 @@ void expect_every_pair(const testing::Choice<N>& counts, size_t number, size_t o
       for (const testing::Pair& pair : testing::pairs_of(choice)) seen.insert(pair);
     return seen;
   };
-  const auto every = choices_of<N>(counts, [](const auto&) { return true; });
+  const auto every = choices_of(counts);
   const auto programs = testing::pairwise(every);
   CHECK((pairs_in(programs) == pairs_in(every)));  // pairs cannot be printed
   CHECK(programs.size() == number);
   size_t all = 0;
-  for (int model = 0; model < counts[0]; ++model)
-    for (int mesh = 0; mesh < counts[1]; ++mesh)
-      all += testing::pairwise(choices_of<N>(counts, [&](const testing::Choice<N>& choice) {
-               return choice[0] == model && choice[1] == mesh;
-             })).size();
+  for (int model = 0; model < counts[0]; ++model) all += programs_of(model, counts, true).size();
   CHECK(all == of_each_mesh);
 }
 
