@@ -323,6 +323,15 @@ bool resolve(const AccessMap& map, const AccessMap::Clause& clause, const Op& op
              [&](const auto& pattern, const Value& value, Seen& seen) { return resolver.share(pattern, value, seen); });
 }
 
+// Whether an unmarked dimension of an operand is of another size than the result's.
+bool broadcasts(const ClauseOfOp& clause) {
+  for (const Seen& operand : clause.seen_operands)
+    for (const Part& part : operand.all())
+      for (const Seen& result : clause.seen_results)
+        if (const Part* same = find(result, part); same && part.mark == ' ' && same->size != part.size) return true;
+  return false;
+}
+
 // The clauses of the first map that fits; empty: none does.
 std::vector<ClauseOfOp> resolve(const Op& op, const AccessMap* map) {
   if (!map) return {};
@@ -340,6 +349,7 @@ std::vector<ClauseOfOp> resolve(const Op& op, const AccessMap* map) {
       fits = fits && resolve(*map, clause, op, of);
       next += of.results.size();
     }
+    if (map->exact) fits = fits && std::ranges::none_of(clauses, broadcasts);
     if (fits && next == op.results().size()) return clauses;
   }
   return {};

@@ -5,7 +5,9 @@
 //
 // A map is written in the factors of the op's iteration space, as an einsum is:
 //
-//   row      = map [& linear , linear ...] | map & place
+//   row      = map [& linear , linear ...] | map & exact [, linear ...] | map & place
+//   exact    : no operand is broadcast: one of size 1, or smaller, is written to the first places. The map fits where unmarked dimensions
+//              are as large as the result's
 //   place    : what an element becomes depends on its place in the whole tensor (tril), or on how many there are (the gradient of a
 //              mean), so that no part of it may be cut out
 //   linear   = operand operand ...   numbers of operands in which all results are linear together, all others given: the sum of

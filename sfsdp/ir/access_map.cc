@@ -36,6 +36,10 @@ class Reader {
     map_.by_place = trim(text) == "place";
     if (map_.by_place) return;
     for (const std::string& group : split(text, ',')) {
+      if (trim(group) == "exact") {
+        map_.exact = true;
+        continue;
+      }
       std::vector<size_t>& operands = map_.linear.emplace_back();
       for (const std::string& word : split(trim(group), ' ')) {
         const auto operand = parse_int(word);

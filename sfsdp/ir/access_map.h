@@ -45,6 +45,7 @@ struct AccessMap {
   std::vector<Choice> choices;
   // By group, the operands in which all results are linear together, as the sum of its results is the result of their sums.
   std::vector<std::vector<size_t>> linear;
+  bool exact = false;        // a dimension of size 1 is not broadcast: it is the first of more
   bool by_place = false;     // what an element becomes depends on its place in the whole tensor
   bool elementwise = false;  // "..., ... -> ...": one choice, one result, no marks, nothing else
 };

@@ -184,6 +184,9 @@ class Ways {
     return Placement::shard(static_cast<int64_t>(cut.dim), cut.blocks);
   }
 
+  // One element stands for all, but not where it is read or written at another place.
+  static bool is_broadcast(const FactorPart& part) { return part.size == 1 && part.mark != '~' && part.mark != '@'; }
+
   std::optional<OpCut> by_cut(const Cut& cut) const {
     OpCut way = whole();
     int64_t size = 0;  // of the factor, the same in all that have it
@@ -191,8 +194,7 @@ class Ways {
       for (size_t k = 0; k < op_.operands.size(); ++k) {
         if (!op_.operands[k] || !clause.operands[k]) continue;
         const FactorPart* part = ir::find_part(*clause.operands[k], cut.factor);
-        // One element is broadcast, but not to another place.
-        if (!part || (part->size == 1 && part->mark != '~')) continue;
+        if (!part || is_broadcast(*part)) continue;
         if (size != 0 && part->size != size) return std::nullopt;
         size = part->size;
         if (part->mark != ' ' && part->mark != '+') return std::nullopt;
@@ -209,7 +211,7 @@ class Ways {
     for (size_t k = 0; k < op_.operands.size(); ++k) {
       const FactorPart* part =
           op_.operands[k] && clause.operands[k] ? ir::find_part(*clause.operands[k], cut.factor) : nullptr;
-      if (!part || part->size == 1) continue;
+      if (!part || is_broadcast(*part)) continue;
       met = true;
       added |= part->mark == '+';
     }
@@ -294,7 +296,7 @@ class Ways {
       for (size_t k = 0; k < op_.operands.size(); ++k) {
         if (!op_.operands[k] || !clause.operands[k]) continue;
         const FactorPart* part = ir::find_part(*clause.operands[k], factor);
-        if (!part || part->size == 1) continue;
+        if (!part || is_broadcast(*part)) continue;
         met = true;
         if (!(way.operands[k] = rows_of(*op_.operands[k], *clause.operands[k]))) return std::nullopt;
       }

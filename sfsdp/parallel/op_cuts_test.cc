@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "sfsdp/base/check.h"
 #include "sfsdp/ir/opset.h"
 #include "sfsdp/ir/parser.h"
 
@@ -74,6 +75,44 @@ TEST_CASE("cuts_of: what one row at another place is written to is not cut there
   const auto columns = cuts_of(op, {Placement::shard(1), whole}, 2);
   REQUIRE(columns.size() == 2);
   CHECK(columns[0].operands[1] == Placement::shard(1));
+}
+
+TEST_CASE("cuts_of: one index for a dimension of many is not broadcast, neither where it is written nor beside it") {
+  const ir::Graph graph = ir::parse_or_throw(R"(
+    graph mesh [] view global
+      %x = input name=x : f32[4, 6]
+      %row = input name=row : f32[1, 6]
+      %column = input name=column : f32[4, 1]
+      %i = input name=i : i64[1]
+      %r = input name=r : i64[1, 6]
+      %c = input name=c : i64[4, 1]
+      %all = input name=all : i64[4, 6]
+    fwd:
+      %a = aten.index_add %x, %i, %row dim=0 : f32[4, 6]
+      %b = aten.scatter_add %x, %r, %row dim=0 : f32[4, 6]
+      %d = aten.scatter.src %x, %r, %row dim=1 : f32[4, 6]
+      %e = aten.scatter.value %x, %c dim=0 value=2 : f32[4, 6]
+      %f = aten.scatter_reduce.two %x, %c, %column dim=1 reduce="sum" : f32[4, 6]
+      %g = aten.scatter_add %x, %all, %x dim=0 : f32[4, 6]
+      return %a, %b, %d, %e, %f, %g
+  )");
+  const Placement whole = Placement::replicate();
+  const auto is_cut_in = [&](const char* name, int64_t dim) {
+    const Op& op = *graph.find_value(name)->producer();
+    std::vector<Placement> operands(op.operands.size(), whole);
+    operands[0] = Placement::shard(dim);
+    const auto ways = cuts_of(op, operands, 2);
+    return std::ranges::any_of(ways, [&](const OpCut& way) { return way.operands[0] == Placement::shard(dim); });
+  };
+  const auto dims_of = [&](const char* name) {
+    return concat(is_cut_in(name, 0) ? "0" : "", is_cut_in(name, 1) ? "1" : "");
+  };
+  CHECK(dims_of("a") == "1");
+  CHECK(dims_of("b") == "1");
+  CHECK(dims_of("d") == "");
+  CHECK(dims_of("e") == "");
+  CHECK(dims_of("f") == "0");
+  CHECK(dims_of("g") == "1");
 }
 
 }  // namespace

@@ -297,11 +297,25 @@ const std::vector<Call>& layer_calls() {
   return calls;
 }
 
+const std::vector<Call>& index_calls() {
+  static const std::vector<Call> calls = {
+      along([](Caller& c, const Tensor& x, int64_t dim) {  // indexes of fewer places than there are
+        x.index_add(dim, c.tensor({1}, at::kLong), x.narrow(dim, x.size(dim) - 1, 1));
+        Sizes few = x.sizes().vec();  // of which the others stay as they are
+        for (int64_t& n : few) n = c.in(1, n);
+        const Tensor some = c.tensor(few, at::kLong);
+        x.gather(dim, some), x.scatter_add(dim, some, x), x.scatter(dim, some, x), x.scatter(dim, some, 1),
+            x.scatter_reduce(dim, some, x, "sum");
+      }),
+  };
+  return calls;
+}
+
 }  // namespace
 
 std::vector<Call> aten_calls() {
   std::vector<Call> calls;
-  for (const auto* some : {&calls_of_several(), &calls_of_one(), &shape_calls(), &layer_calls()})
+  for (const auto* some : {&calls_of_several(), &calls_of_one(), &shape_calls(), &layer_calls(), &index_calls()})
     calls.insert(calls.end(), some->begin(), some->end());
   return calls;
 }

@@ -67,6 +67,14 @@ TEST_CASE("verify_layouts: a step in buckets is sound, and each change that brea
            "%row = aten.unsqueeze %b2 dim=0 : f32[1, 4]\n"
            "    %w1.s = aten.slice_scatter %w1, %row dim=0 end=2 start=1 : f32[4/tp, 4]\n    %h = linear %x, %w1.s :",
            "operand 1 is whole where another one is cut"},
+          {"a row is added at an index of rows that are cut", "%h = linear %x, %w1 :",
+           "%row = aten.unsqueeze %b2 dim=0 : f32[1, 4]\n    %i = full value=1 : i64[1]\n"
+           "    %w1.s = aten.index_add %w1, %i, %row dim=0 : f32[4/tp, 4]\n    %h = linear %x, %w1.s :",
+           "operand 1 is whole where another one is cut"},
+          {"a row is put into the first of rows that are cut", "%h = linear %x, %w1 :",
+           "%row = aten.unsqueeze %b2 dim=0 : f32[1, 4]\n    %i = full value=1 : i64[1, 4]\n"
+           "    %w1.s = aten.scatter.src %w1, %i, %row dim=1 : f32[4/tp, 4]\n    %h = linear %x, %w1.s :",
+           "no row says how aten.scatter.src may be cut"},
           {"a sum is made twice", "%dr = linear_dx %y, %w2",
            "%y2 = all_reduce %y axis=tp : f32[6, 4]\n  %dr = linear_dx %y2, %w2", "all_reduce of what is whole"},
           {"a sum over the wrong axis", "%y1 = all_reduce %y0 axis=tp", "%y1 = all_reduce %y0 axis=dp_shard",

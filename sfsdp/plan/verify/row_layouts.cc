@@ -162,7 +162,7 @@ class ByMap {
       for (size_t k = 0; k < op_.operands.size(); ++k) {
         if (!has(k)) continue;
         const FactorPart* part = clause.operands[k] ? ir::find_part(*clause.operands[k], *factor) : nullptr;
-        const bool has_rows = part && part->size > 1;
+        const bool has_rows = part && (part->size > 1 || is_elsewhere(*part));
         const Layout expected = has_rows ? Layout{Kind::Rows, static_cast<int64_t>(part->dim), rows.flat} : Layout();
         if (clause.operands[k] && operands_[k] != expected)
           return {{}, concat("operand ", k, " is ", to_text(operands_[k]), " where others are a rank's rows")};
@@ -180,6 +180,9 @@ class ByMap {
     }
     return made;
   }
+
+  // What is read or written at another place than the result's is not broadcast, where it is one row.
+  static bool is_elsewhere(const FactorPart& part) { return part.mark == '~' || part.mark == '@'; }
 
   static bool stands_alone(const ir::Value& value, const FactorPart& part, int64_t dim) {
     return static_cast<int64_t>(part.dim) == dim && part.size == value.type().dims[part.dim].size;
@@ -252,7 +255,7 @@ class ByMap {
     if (layout.kind == Kind::Cut && !here) return concat("operand ", k, " is cut in another factor");
     if (here && part->mark != ' ' && part->mark != '+')
       return concat("operand ", k, " is a part where the op reads the whole dimension");
-    if (part && !here && (part->size > 1 || part->mark == '~'))  // one row at another place is not broadcast
+    if (part && !here && (part->size > 1 || is_elsewhere(*part)))
       return concat("operand ", k, " is whole where another one is cut");
     return "";
   }
