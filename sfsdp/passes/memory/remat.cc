@@ -146,7 +146,7 @@ class RematRewriter {
         choose(blocks[b]);
     }
     for (const Value* value : choose_within_budget(within_budget, options.memory_budget)) again_.insert(value);
-    keep_offsets();
+    keep_routing();
   }
 
   bool run(PassContext& ctx) {
@@ -195,11 +195,14 @@ class RematRewriter {
     return (ir::is_collective(op) && !is_again) || op.is("add_parts") || list_.keeps(op, products_);
   }
 
-  // By which offsets a rank has its rows: what backward makes of rows that are kept has to be by the same ones.
-  void keep_offsets() {
+  // By which offsets a rank has its rows: what backward makes of rows that are kept has to be by the same ones. And which experts a token
+  // has chosen: some bytes a token, where scores that differ in one bit would send its gradient to others.
+  void keep_routing() {
     for (const auto& op : graph_.ops())
       if (op->is("own_rows", "spread_rows", "own_ends", "all_to_all_v"))
         again_.erase(ir::storage_of(op->operands.back()));
+      else if (op->is("aten.topk"))
+        for (const auto& result : op->results()) again_.erase(result.get());
   }
 
   void find_last_reads() {

@@ -78,6 +78,29 @@ TEST_CASE("remat full: of a block only what it is given stays; repeated ops stan
   )");
 }
 
+// Scores that are made again in another way might choose other experts than those whose rows are kept.
+TEST_CASE("remat full: what was chosen stays, and what it was chosen of is made again") {
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(R"(
+    graph mesh [dp_shard=1] view local
+      %w0 = param name=layers.0.w : f32[2, 8]
+      %w1 = param name=layers.1.w : f32[8, 8]
+      %x = input name=x : f32[3, 2]
+    fwd:
+      %s = aten.mm %x, %w0 : f32[3, 8]
+      %top, %ids = aten.topk %s k=2 : f32[3, 2], i64[3, 2]
+      %y = aten.scatter.src %s, %ids, %top dim=1 : f32[3, 8]
+      %z = aten.mm %y, %w1 : f32[3, 8]
+    bwd:
+      %g = aten.gather %s, %ids dim=1 : f32[3, 2]
+      return %z, %g
+  )"));
+  run_passes(graph, parse_passes("remat mode=full"));
+  const ir::Op& gather = *graph.find_value("g")->producer();
+  CHECK(gather.operands[0]->name() == "s.again");
+  CHECK(gather.operands[1]->name() == "ids");
+  CHECK_FALSE(graph.find_value("ids.again"));
+}
+
 // The border is after %p, as %c is alive beside the sum.
 TEST_CASE("remat full: a block is given the sum over tp of what the module before it makes, which is not made again") {
   expect_pass("remat mode=full", R"(
