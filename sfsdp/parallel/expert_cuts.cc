@@ -131,6 +131,7 @@ Value* repeated_index(const Op& op) {
   if (shape.size() != 2 || rows.size() != 2 || shape[1] != rows[1] || !index->producer()->is("aten.expand"))
     return nullptr;
   Value* below = index->producer()->operands[0];
+  if (below->type().dims.empty() || below->type().dims.back().size != 1) return nullptr;  // repeated for each row
   while (below->type().dims.size() != 1 && ir::has_flag(*below->producer(), ir::kReshape))
     below = below->producer()->operands[0];
   return below->type().dims.size() == 1 && below->type().numel() == shape[0] ? below : nullptr;

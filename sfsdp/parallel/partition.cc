@@ -532,12 +532,25 @@ class Partitioner {
                              .bytes = value.type().bytes()});
   }
 
+  // A rank's rows of a matrix that was turned: first the rows, then turned, so that it lies in memory as before. Else its rows would be its
+  // columns there, any number of bytes long, where products of groups take multiples of 16. nullptr: it was not turned.
+  Value* turned_rows(const ir::Builder::Place& place, Value* value, const Placement& wanted, Op* reader) {
+    const Op& turn = *value->producer();
+    if (!is_rows(wanted) || !turn.is("aten.transpose.int", "aten.t") || value->type().dims.size() != 2) return nullptr;
+    if (value->type().strides.empty()) return nullptr;
+    Value* rows = lying(operands_of(turn)[0], Placement::rows(1 - wanted.dim, wanted.blocks), reader);
+    Value* made = place.again(turn, {rows}, {{value->name() + ".own", value->type()}})->result();
+    placements_[made] = wanted;
+    return made;
+  }
+
   // A rank's rows of what is whole, or a summand of its rows.
   Value* take_rows(const ir::Builder::Place& place, Value* value, const Placement& from, const Placement& wanted,
-                   const Op* reader) {
+                   Op* reader) {
     const Placement& rows = is_rows(from) ? from : wanted;
     if (is_rows(wanted) && asks_for_exchange()) throw_not_exchanged(axis_.name, *value, reader);
     if (rooms_.contains(rows.blocks)) throw_no_room(axis_.name, *value, reader);
+    if (Value* turned = turned_rows(place, value, wanted, reader)) return turned;
     ir::Type type = value->type();
     type.strides.clear();
     Value* ends = ends_[static_cast<size_t>(rows.blocks - 1)];

@@ -14,6 +14,7 @@
 #include "sfsdp/ir/parser.h"
 #include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/verifier.h"
+#include "sfsdp/parallel/model_parallel.h"
 #include "sfsdp/parallel/separate_blocks.h"
 #include "sfsdp/parallel/sequence_cuts.h"
 #include "sfsdp/plan/verify/layouts.h"
@@ -325,6 +326,62 @@ TEST_CASE(
 }
 
 // Each rank makes its own rows of the gradient, of its columns of what the loss leaves: no sum over the axis, no whole one.
+// %q is like %p for six ops around, but for its two operands, which are one summand: it cannot be left one, as %p's first is.
+TEST_CASE("partition: what suits a product of two sums does not suit the square of one") {
+  const ir::Graph graph = testing::cut_over_tp(R"(
+    graph mesh [] view global
+      %wa = param name=a.weight : f32[6, 8] at a.weight
+      %wb = param name=b.weight : f32[6, 8] at b.weight
+      %wc = param name=c.weight : f32[6, 8] at c.weight
+      %x = input name=x : f32[16, 8]
+      %u = input name=u : f32[16, 8]
+      %v = input name=v : f32[16, 8]
+    fwd:
+      %y1 = linear %x, %wa : f32[16, 6] at a
+      %y2 = linear %u, %wb : f32[16, 6] at b
+      %p = aten.mul.Tensor %y1, %y2 : f32[16, 6]
+      %s = aten.sum %p : f32[]
+      %z = linear %v, %wc : f32[16, 6] at c
+      %q = aten.mul.Tensor %z, %z : f32[16, 6]
+      %t = aten.sum %q : f32[]
+    loss:
+      %loss = aten.add.Tensor %s, %t : f32[]
+      return %loss
+  )",
+                                               tensor_parallel({{"a|b|c", Shard(1)}}), 2);
+  CHECK(plan::verify_layouts(graph) == "");
+}
+
+// Over cp the joined rows of three samples lie in three blocks, of which two ranks of tp cannot have some each.
+TEST_CASE("partition: rows whose blocks over cp do not fit the ranks of tp are refused by name") {
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(R"(
+    graph mesh [] view local
+      %e = param name=emb : f32[10, 8] at emb
+      %w = param name=w.weight : f32[8, 6] at w.weight
+      %v = param name=v.weight : f32[6, 8] at v.weight
+      %x = input name=x : i64[3, 8]
+    fwd:
+      %h = embedding %e, %x : f32[3, 8, 8] at emb
+      %f = aten.view %h size=[24, 8] : f32[24, 8]
+      %s = aten.stack [%f, %f, %f] dim=0 : f32[3, 24, 8]
+      %a = linear %s, %v : f32[3, 24, 6] at v
+      %y = linear %a, %w : f32[3, 24, 8] at w
+      %g = aten.gelu %y : f32[3, 24, 8]
+      %k = linear %g, %v : f32[3, 24, 6] at v
+    loss:
+      %loss = aten.sum %k : f32[]
+      return %loss
+  )"));
+  const Strategy strategy = data_parallel(
+      init_device_mesh({{"cp", 2}, {"tp", 2}}), {},
+      tensor_parallel({{"v", Shard(0)}, {"w", Shard(1)}}, {.sequence_parallel = true}), {.load_balance = false});
+  CHECK_THROWS_WITH_AS(
+      apply_model_parallel(graph, strategy),
+      doctest::Contains("whose 3 blocks over cp cannot lie in 2 ranges over tp\n  expected a number of "
+                        "samples that tp = 2 divides, or no sequence parallelism"),
+      UserError);
+}
+
 TEST_CASE("partition: where logits are gathered, each rank makes its part of the head's gradient alone") {
   const Constraint rows = constrain("head", Shard(0)), whole = constrain("head", Replicate());
   for (const TensorParallelOptions& options : {TensorParallelOptions{.loss_parallel = false},

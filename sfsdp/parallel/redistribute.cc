@@ -10,8 +10,11 @@
 #include <vector>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/base/error.h"
+#include "sfsdp/ir/printer.h"
 #include "sfsdp/ir/sequence_order.h"
 #include "sfsdp/ir/view_geometry.h"
+#include "sfsdp/parallel/localise.h"
 #include "sfsdp/parallel/placement_kinds.h"
 
 namespace sfsdp::parallel {
@@ -69,13 +72,17 @@ Value* permuted(const ir::Builder::Place& place, Value* value, const Shape& orde
 }
 
 // A dimension as `outer` × the rest, how other axes cut it with it: within the outer ranges, or in all of them.
-Dims taken_apart(const Dim& dim, int64_t outer) {
+//   value, axis: for the error where a block of another axis ends within a range
+Dims taken_apart(const Dim& dim, int64_t outer, const Value& value, const MeshAxis& axis) {
   Dims dims = {{.size = outer, .split = {}}, {.size = dim.size / outer, .split = {}}};
   for (size_t i = 0; i < dim.split.size(); ++i) {
     const int64_t blocks = dim.blocks_of(i);
     const bool within = blocks % outer == 0 && blocks > 1;
-    SFSDP_CHECK(within || outer % blocks == 0, "a dimension in ", blocks, " blocks over ", dim.split[i], " as ", outer,
-                " ranges");
+    if (!within && outer % blocks != 0)
+      throw UserError(concat(verb_of(axis.name), ir::opcode_at(*value.producer()), " makes %", value.name(), ", ",
+                             value.type(), ", whose ", blocks, " blocks over ", dim.split[i], " cannot lie in ", outer,
+                             " ranges over ", axis.name, "\n  expected a number of samples that ", axis.name, " = ",
+                             axis.size, " divides, or no sequence parallelism"));
     dims[within ? 1 : 0].add_axis(dim.split[i], within ? blocks / outer : blocks);
   }
   return dims;
@@ -174,7 +181,7 @@ class Redistributor {
 
   Dims split(int64_t dim, int64_t outer) const {
     Dims dims = dims_;
-    const Dims apart = taken_apart(dims_[static_cast<size_t>(dim)], outer);
+    const Dims apart = taken_apart(dims_[static_cast<size_t>(dim)], outer, *value_, axis_);
     dims[static_cast<size_t>(dim)] = apart[1];
     dims.insert(dims.begin() + dim, apart[0]);
     return dims;

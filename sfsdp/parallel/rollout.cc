@@ -401,7 +401,11 @@ Rollout::Way Rollout::choose(const Op& op) {
     best = found ? *found : best_of(op, ways);
     chosen_.insert_or_assign(key, ways[best].cut);
   }
-  const double cost = apply(op, ways[best]);
+  double cost = apply(op, ways[best]);
+  if (cost >= kImpossible && ways.size() > 1) {  // what suits a like op need not suit this one
+    undo_to(0);
+    cost = apply(op, ways[best_of(op, ways)]);
+  }
   SFSDP_CHECK(cost < kImpossible, op.opcode, " cannot be cut, nor left whole");
   changes_.clear();
   return std::move(ways[best]);

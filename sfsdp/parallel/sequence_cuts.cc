@@ -69,8 +69,9 @@ std::optional<OpCut> head_cut_of(const Op& op, int64_t ranks, int64_t blocks) {
 
 std::string why_no_heads(const Op& op, const MeshAxis& axis, int64_t inner) {
   if (head_cut_of(op, axis.size, inner)) return "";
-  return concat("has ", op.operands[1]->type().dims[1].size, " heads of keys and values, of which ", axis.name, " = ",
-                axis.size, inner > 1 ? concat(" times tp = ", inner) : std::string(), " ranks cannot have equal parts");
+  return concat("has ", op.operands[op.is("sdpa_backward") ? 2 : 1]->type().dims[1].size,
+                " heads of keys and values, of which ", axis.name, " = ", axis.size,
+                inner > 1 ? concat(" times tp = ", inner) : std::string(), " ranks cannot have equal parts");
 }
 
 void throw_no_heads(const Op& op, const std::vector<MeshAxis>& mesh, const MeshAxis& axis, int64_t inner) {

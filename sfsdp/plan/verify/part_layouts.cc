@@ -56,9 +56,13 @@ bool is_same_part(const ir::Value* a, const ir::Value* b, int depth = 0) {
   b = origin_of(b);
   if (a == b) return true;
   const Op &one = *a->producer(), &other = *b->producer();
-  const bool is_view = ir::aliased_operand(one) >= 0;
+  ir::Attrs of_one = one.attrs, of_other = other.attrs;
+  for (const char* how : {"shift", "kernel", "once", "donates", "product_kernel", "attention_kernel", "row_kernel"}) {
+    of_one.erase(how);  // whose part it is, and by which kernel
+    of_other.erase(how);
+  }
   if (depth == kDeepest || one.opcode != other.opcode || one.operands.size() != other.operands.size() ||
-      one.operands.empty() || (is_view && one.attrs != other.attrs))
+      one.operands.empty() || of_one != of_other)
     return false;
   for (size_t k = 0; k < one.operands.size(); ++k)
     if (!is_same_part(one.operands[k], other.operands[k], depth + 1)) return false;
