@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Steps whose products are computed part by part beside what tp sends (TensorParallelOptions::async_products) train as one eager process
-// does, and send what docs/parallel.md says.
+// does, and send what docs/model_axes.md says.
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 

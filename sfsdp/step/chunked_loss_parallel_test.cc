@@ -203,7 +203,7 @@ TEST_CASE("chunks of a loss in bfloat16 train as one rank does") {
   }
 }
 
-// docs/parallel.md: 12 bytes a token, in as many all_gathers as there are chunks.
+// docs/model_axes.md: 12 bytes a token, in as many all_gathers as there are chunks.
 TEST_CASE("chunks of a loss over tp gather three numbers a token for each chunk, and send nothing else") {
   const auto counts = [](int64_t chunks) {
     const Case c = on({{"tp", 2}}, chunks);

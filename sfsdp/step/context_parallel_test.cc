@@ -28,7 +28,7 @@ std::shared_ptr<Program> compiled(std::vector<MeshAxis> axes, const ContextParal
                          strategy, {});
 }
 
-// docs/parallel.md; keys and values of the whole sequence pass once each way.
+// docs/model_axes.md; keys and values of the whole sequence pass once each way.
 TEST_CASE("a block of Llama gathers k and v over cp, and scatters their gradients, and sends nothing else") {
   const std::string block = "2 bwd reduce_scatter, 2 fwd all_gather";
   for (const bool balanced : {false, true}) {

@@ -103,8 +103,11 @@ TEST_CASE("a vocabulary of 5 over tp 4 leaves a rank without rows, and trains as
     for (at::Tensor& t : batch) t = t.remainder(5);
     return batch;
   };
-  const Reference reference = eager(
+  Reference reference = eager(
       make, testing::loss_of, [&](int64_t k) { return few(k, 0, testing::kGlobalBatch); }, 4);
+  // Five words are soon learned, and gradients cancel: with LibTorch's kernels of any processor (ATEN_CPU_CAPABILITY=default), which add in
+  // another order, 1.07e-5.
+  reference.moments = 2e-5;
   for (const DeviceMesh& mesh : {init_device_mesh({{"tp", 4}}), init_device_mesh({{"dp_shard", 2}, {"tp", 4}})}) {
     const auto program = expect_parity(make, testing::loss_of, few, testing::kGlobalBatch, {mesh, kTied}, reference);
     std::mutex mutex;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Steps whose attention goes round the axis cp (RotateMethod::Ring) train as one eager process does, and send what docs/parallel.md says.
+// Steps whose attention goes round the axis cp (RotateMethod::Ring) train as one eager process does, and send what docs/model_axes.md says.
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 

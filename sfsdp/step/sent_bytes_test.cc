@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What compiled steps send over model axes, block by block, to the byte, against the tables of docs/parallel.md. What leaves one rank counts
+// What compiled steps send over model axes, block by block, to the byte, against the tables of docs/model_axes.md. What leaves one rank counts
 // (testing::bytes_sent); nothing runs.
 #include <doctest/doctest.h>
 

@@ -354,7 +354,7 @@ models::DeepSeekV3Args mixture_args() {
   models::DeepSeekV3Args args;
   args.dim = 24;
   args.inter_dim = 40;
-  args.moe_inter_dim = 24;
+  args.moe_inter_dim = 48;  // on four ranks rows of multiples of 16 bytes
   args.n_layers = 2;
   args.n_heads = 8;
   args.vocab_size = 28;

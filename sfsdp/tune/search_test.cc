@@ -162,7 +162,8 @@ std::vector<Schedule> all_schedules_of_two() {
 // Steps of two parameters against all schedules, of more against random ones; two thirds of the steps have products.
 TEST_CASE("search against the best schedules in the simulator, in any memory and in that of a unit per parameter") {
   double worst = 0, worst_bounded = 0, worst_to_manual = 0;
-  for (uint64_t seed = 0; seed < 48; seed += 2) {
+  for (uint64_t seed = 0; seed < 48; ++seed) {
+    if (seed % 16 < 8 ? seed % 2 == 1 : seed / 16 % 2 != seed % 2) continue;
     CAPTURE(seed);
     const size_t n = seed % 16 < 8 ? 2 : seed % 16 - 5;  // 3 to 10: too many to try them all
     const Case c = random_case(9000 + seed, n, {.tokens = seed < 16 ? 0 : 1 + static_cast<int64_t>(seed % 5) * 500});
