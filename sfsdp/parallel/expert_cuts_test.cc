@@ -270,6 +270,17 @@ TEST_CASE(
                        UserError);
 }
 
+TEST_CASE("apply_model_parallel: experts whose width on a rank is no multiple of 16 bytes are refused by name") {
+  std::string text = with_ends(kForward, "%ends = full value=8 : i32[4]") + "    return %loss\n";
+  for (size_t at; (at = text.find('5')) != std::string::npos;) text.replace(at, 1, "12");
+  ir::Graph graph = ir::parse_or_throw(testing::dedent(text));
+  const TensorParallel rules = tensor_parallel({{"*.experts.w1", Shard(2)}, {"*.experts.w2", Shard(1)}});
+  CHECK_THROWS_WITH_AS(apply_model_parallel(graph, data_parallel(init_device_mesh({{"tp", 2}}), {}, rules)),
+                       doctest::Contains("aten._grouped_mm at moe.experts makes rows of 6 numbers on each rank\n"
+                                         "  expected a multiple of 4: experts that are wider, or a smaller tp"),
+                       UserError);
+}
+
 TEST_CASE("partition over tp: experts that are cut by their number, without ep, mean the same as on one rank") {
   for (const int64_t ranks : {2, 4})
     for (const std::string& ends : {ends_at(3, 3, 5, 8), ends_at(0, 0, 0, 8)}) {
