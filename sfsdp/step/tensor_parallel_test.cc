@@ -141,17 +141,33 @@ TEST_CASE("dropout over tp draws the masks of one rank") {
 
 // Row i of the batch is the unit vector i, so the gradient of weight [f, i] is the mask's element [i, f] by a constant. Weights are
 // small integers: the loss, a power of two of the sum of what forward kept, has no rounding in whatever order it is added up. `next` is
-// the identity.
+// the identity, and so is each expert: of what is given to them the loss tells the masks, in the order of the whole batch's rows.
 struct MasksImpl : nn::Module {
-  MasksImpl() {
+  explicit MasksImpl(bool with_experts = false) : has_experts(with_experts) {
     const at::NoGradGuard no_grad;
     for (const at::Tensor& weight : {up->weight, down->weight})
       weight.copy_((at::arange(kOut * kIn).square().mul(37).add(11) % 1021).view({kOut, kIn}));
     next->weight.copy_(at::eye(kOut));
+    if (!has_experts) return;
+    router = register_buffer(
+        "router", at::arange(kExperts * kOut).square().mul(5).remainder(7).view({kOut, kExperts}).to(at::kFloat));
+    const auto experts = register_module("experts", std::make_shared<nn::Module>());
+    weights = experts->register_parameter("weights", at::eye(kOut).expand({kExperts, kOut, kOut}).contiguous());
   }
   at::Tensor forward(const at::Tensor& x) {
-    return at::dropout(up(x), 0.5, is_training()) + next(at::dropout(down(x), 0.5, is_training()));
+    const at::Tensor y = at::dropout(up(x), 0.5, is_training()) + next(at::dropout(down(x), 0.5, is_training()));
+    return has_experts ? y + mixture(y.detach().flatten(0, 1)).view(y.sizes()) : y;
   }
+  at::Tensor mixture(const at::Tensor& tokens) const {
+    const at::Tensor flat = std::get<1>(tokens.matmul(router).topk(kChosen, -1)).flatten();
+    const at::Tensor order = flat.argsort(true, 0, false), token = order.floor_divide(kChosen);
+    const at::Tensor ends = at::one_hot(flat, kExperts).sum(0).cumsum(0).to(at::kInt);
+    const at::Tensor rows = at::dropout(tokens.index_select(0, token), 0.5, is_training());
+    return at::zeros_like(tokens).index_add(0, token, at::_grouped_mm(rows, weights, ends));
+  }
+  static constexpr int64_t kExperts = 4, kChosen = 2;
+  bool has_experts;
+  at::Tensor router, weights;
   static constexpr int64_t kSamples = 4, kLength = 8, kIn = kSamples * kLength, kOut = 16;
   nn::Linear up = register_module("up", nn::Linear(nn::LinearOptions(kIn, kOut).bias(false))),
              down = register_module("down", nn::Linear(nn::LinearOptions(kIn, kOut).bias(false))),
@@ -164,9 +180,10 @@ struct Drawn {
   std::vector<at::Tensor> masks;  // of each step: up's, then down's, [kOut, kIn], 1/256 where the mask keeps
 };
 
-Drawn draw_masks(const DeviceMesh& mesh, const TensorParallel& rules, const ContextParallelOptions& context) {
+Drawn draw_masks(const DeviceMesh& mesh, const TensorParallel& rules, const ContextParallelOptions& context,
+                 bool has_experts = false, const ExpertParallelOptions& expert = {}) {
   constexpr int64_t kSamples = MasksImpl::kSamples, kIn = MasksImpl::kIn;
-  const Strategy strategy = data_parallel(mesh, {}, rules, context);
+  const Strategy strategy = data_parallel(mesh, {}, rules, context, expert);
   const int64_t count = kSamples / strategy.data_ranks();
   const auto samples = [&](int64_t first) -> Batch {
     return {at::eye(kIn).view({kSamples, MasksImpl::kLength, kIn}).narrow(0, first, count).contiguous()};
@@ -174,7 +191,7 @@ Drawn draw_masks(const DeviceMesh& mesh, const TensorParallel& rules, const Cont
   const auto mean = [](Masks& m, const Batch& b) { return m->forward(b[0]).mean(); };
   // Weights stay, and the first moment is the gradient.
   const AdamW optimizer{.lr = 0, .beta1 = 0, .weight_decay = 0};
-  const auto program = compile_program(Masks(), mean, optimizer, samples(0), strategy, {});
+  const auto program = compile_program(Masks(has_experts), mean, optimizer, samples(0), strategy, {});
   const auto variant = program->first();
   CHECK(plan::verify_layouts(variant->graph) == "");
   Drawn drawn;
@@ -230,6 +247,30 @@ TEST_CASE("dropout masks over tp, with cut rows and without, over cp and over bo
     check({{"cp", 2}}, {}, balanced);
     check({{"cp", 4}}, {}, balanced);
     check({{"dp_replicate", 2}, {"cp", 2}}, {}, balanced);
+  }
+}
+
+TEST_CASE("dropout masks over ep, of tokens and of the rows that experts are given, have the bits of one rank") {
+  const Drawn one = draw_masks(init_device_mesh({{"dp_shard", 1}}), {}, {}, true);
+  const Drawn without = draw_masks(init_device_mesh({{"dp_shard", 1}}), {}, {});
+  for (size_t i = 0; i < one.masks.size(); ++i) CHECK(at::equal(one.masks[i], without.masks[i]));
+  for (size_t k = 0; k < one.losses.size(); ++k) CHECK(one.losses[k] != without.losses[k]);
+  const std::vector<TensorParallelRule> rules = {{"up|next", Shard(0)}, {"down", Shard(1)}};
+  const auto check = [&](std::vector<MeshAxis> axes, const ExpertParallelOptions& expert, bool is_cut = false) {
+    const DeviceMesh mesh = init_device_mesh(std::move(axes));
+    CAPTURE(to_string(mesh));
+    CAPTURE(static_cast<int>(expert.dispatch));
+    const Drawn got = draw_masks(mesh, is_cut ? tensor_parallel(rules, {.sequence_parallel = true}) : TensorParallel{},
+                                 {}, true, expert);
+    CHECK(got.losses == one.losses);
+    REQUIRE(got.masks.size() == one.masks.size());
+    for (size_t i = 0; i < one.masks.size(); ++i) CHECK(at::equal(got.masks[i], one.masks[i]));
+  };
+  for (const DispatchMethod dispatch : {DispatchMethod::Auto, DispatchMethod::Gather}) {
+    check({{"ep", 2}}, {.dispatch = dispatch});
+    check({{"ep", 4}}, {.dispatch = dispatch});
+    check({{"cp", 2}, {"ep", 2}}, {.dispatch = dispatch});
+    check({{"ep", 2}, {"tp", 2}}, {.dispatch = dispatch}, true);
   }
 }
 

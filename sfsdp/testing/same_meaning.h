@@ -55,12 +55,7 @@ inline Array part_of(const Array& given, const ir::Type& type, size_t rank) {
 
 inline void expect_close(const Array& got, const Array& expected) {
   REQUIRE(got.shape == expected.shape);
-  double most = 0, largest = 0;
-  for (size_t i = 0; i < got.data.size(); ++i) {
-    most = std::max(most, std::abs(got.data[i] - expected.data[i]));
-    largest = std::max(largest, std::abs(expected.data[i]));
-  }
-  CHECK(most <= 1e-11 * std::max(largest, 1.0));
+  CHECK(ir::interp::largest_difference(got, expected) <= 1e-11 * ir::interp::largest_magnitude(expected));
 }
 
 //   innermost: ranks of the innermost axis, the one that cuts parameters; 0: the only one

@@ -37,6 +37,23 @@ double round_integer(double value, double lowest, double highest) {
 
 }  // namespace
 
+double largest_difference(const Array& a, const Array& b) {
+  if (a.shape != b.shape || a.data.size() != b.data.size()) return kInf;
+  double most = 0;
+  for (size_t i = 0; i < a.data.size(); ++i) {
+    if (a.data[i] == b.data[i]) continue;  // infinities too
+    const double by = std::abs(a.data[i] - b.data[i]);
+    most = std::isnan(by) ? kInf : std::max(most, by);
+  }
+  return most;
+}
+
+double largest_magnitude(const Array& array) {
+  double most = 0;
+  for (const double x : array.data) most = std::isnan(x) ? kInf : std::max(most, std::abs(x));
+  return most;
+}
+
 int64_t numel(const std::vector<int64_t>& shape) {
   int64_t count = 1;
   for (const int64_t size : shape) count *= size;

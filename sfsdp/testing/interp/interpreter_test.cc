@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "sfsdp/base/error.h"
 #include "sfsdp/ir/parser.h"
@@ -38,6 +39,19 @@ std::vector<Data> outputs(const Graph& graph, const std::vector<Inputs>& inputs)
 std::vector<Data> on_two_ranks(const std::string& line) {
   const Graph graph = read("a=2", "  %x = input name=x : f32[2]\nfwd:\n  " + line + "\n  return %y");
   return outputs(graph, {{{"x", f32({2}, {1, 2})}}, {{"x", f32({2}, {3, 4})}}});
+}
+
+TEST_CASE("largest_difference: what is no number, or has another shape, differs without bound") {
+  const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
+  const Array numbers = {DType::f64, {3}, {1, -2, inf}};
+  CHECK(largest_difference(numbers, numbers) == 0);
+  CHECK(largest_difference(numbers, {DType::f64, {3}, {1.5, -4, inf}}) == 2);
+  CHECK(largest_difference(numbers, {DType::f64, {3}, {nan, -2, inf}}) == inf);
+  CHECK(largest_difference({DType::f64, {2}, {nan, 1}}, {DType::f64, {2}, {nan, 1}}) == inf);
+  CHECK(largest_difference(numbers, {DType::f64, {3}, {1, -2, -inf}}) == inf);
+  CHECK(largest_difference(numbers, {DType::f64, {3, 1}, {1, -2, inf}}) == inf);
+  CHECK(largest_magnitude({DType::f64, {2}, {1, -2}}) == 2);
+  CHECK(largest_magnitude({DType::f64, {2}, {nan, 1}}) == inf);
 }
 
 TEST_CASE("collectives do what their names say") {
