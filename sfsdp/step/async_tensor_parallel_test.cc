@@ -22,7 +22,7 @@
 namespace sfsdp {
 namespace async_tensor_parallel_test {
 
-constexpr int64_t kSteps = 6;
+constexpr int64_t kSteps = 20;
 
 Batch rows(int64_t step, int64_t first, int64_t count) { return testing::tokens(step, first, count, 12); }
 

@@ -55,7 +55,7 @@ int64_t rows_of_logits(const ir::Graph& graph) {
 }
 
 template <class Make>
-void expect_trains(Make make, const std::vector<Case>& cases, int64_t steps = 4) {
+void expect_trains(Make make, const std::vector<Case>& cases, int64_t steps = 20) {
   const Reference reference = testing::eager(
       make, testing::loss_of, [](int64_t k) { return words(k, 0, kGlobalBatch); }, steps);
   for (const Case& c : cases) {

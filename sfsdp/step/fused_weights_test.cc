@@ -71,12 +71,12 @@ TEST_CASE("a GPT without biases, with rotary embedding and a head of its own, tr
     return models::Gpt(args);
   };
   expect_gpt_trains(
-      make, {{init_device_mesh({{"tp", 2}}), kBySequence}, {init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), kGpt}}, 3);
+      make, {{init_device_mesh({{"tp", 2}}), kBySequence}, {init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), kGpt}}, 20);
 }
 
 TEST_CASE("a GPT whose rule names no blocks trains as eager does: what c_attn makes is gathered") {
   const TensorParallel rules = tensor_parallel({{"*.c_attn", Shard(0)}, {"*.c_fc", Shard(0)}, {"*.c_proj", Shard(1)}});
-  expect_gpt_trains(testing::make_gpt, {{init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), rules}}, 3);
+  expect_gpt_trains(testing::make_gpt, {{init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), rules}}, 20);
 }
 
 std::map<std::string, std::string> collectives_of_gpt(const TensorParallel& rules) {
@@ -193,7 +193,7 @@ void expect_fused_trains(bool conv, Spelling spelling, bool by_sequence) {
   CAPTURE(conv);
   const auto make = [spelling, conv] { return Fused(spelling, conv); };
   const Reference reference = eager(
-      make, kLoss, [](int64_t k) { return rows(k, 0, kRows); }, 3);
+      make, kLoss, [](int64_t k) { return rows(k, 0, kRows); }, 20);
   const TensorParallel tensor = tensor_parallel(conv ? kConvRules : kLinearRules, {.sequence_parallel = by_sequence});
   for (const Case& c : {Case{init_device_mesh({{"tp", 4}}), tensor},
                         Case{init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), tensor, {}, 2}}) {
@@ -263,7 +263,7 @@ TEST_CASE("blocks of several sizes are refused by name; without blocks they trai
   CHECK_THROWS_WITH_AS(compile_with(Shard(0, {.blocks = 2})), doctest::Contains("takes 12 and 6 and 6 of the 24 of "),
                        UserError);
   const Reference reference = eager(
-      make, kLoss, [](int64_t k) { return rows(k, 0, kRows); }, 3);
+      make, kLoss, [](int64_t k) { return rows(k, 0, kRows); }, 20);
   expect_parity(make, kLoss, rows, kRows, {init_device_mesh({{"tp", 2}}), tensor_parallel({{"qkv", Shard(0)}})},
                 reference);
 }

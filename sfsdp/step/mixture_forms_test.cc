@@ -113,7 +113,7 @@ TEST_CASE("mixtures written in several ways, in rounds over ep, train as eager d
     CAPTURE(static_cast<int>(combine));
     const auto make = [pick = pick, combine = combine] { return Net(pick, combine); };
     const testing::Reference reference = testing::eager(
-        make, testing::loss_of, [](int64_t k) { return rows(k, 0, testing::kGlobalBatch); }, 3,
+        make, testing::loss_of, [](int64_t k) { return rows(k, 0, testing::kGlobalBatch); }, 20,
         [](torch::nn::Module&) {});
     std::vector<testing::Case> cases = {in_rounds({{"ep", 2}})};
     if (pick != Pick::OfAllTokens)

@@ -224,19 +224,25 @@ TEST_CASE("DeepSeek-V3 over cp trains as eager does") {
                           cut({{"cp", 2}, {"tp", 2}}, {.sequence_parallel = true}, 1, {}, planned())});
 }
 
-TEST_CASE("DeepSeek-V3 over ep trains as eager does: each rank has some samples and some experts") {
-  models::DeepSeekV3Args args = like_v3();
-  args.load_balance_coeff = 0.01;
-  expect_parity_on(args, {on({{"ep", 2}}), on({{"ep", 8}}), on({{"dp_shard", 2}, {"ep", 2}}, 3),
-                          on({{"dp_replicate", 2}, {"ep", 4}}, 1, {.zero_stage = 1}),
-                          on({{"dp_shard", 2}, {"ep", 4}}, 1, {}, planned()), on({{"ep", 4}}, 2, {}, all_again()),
-                          on({{"dp_shard", 2}, {"ep", 2}}, 1, {}, products_kept()),
-                          on({{"dp_shard", 3}, {"ep", 2}}, 1, {.reduce_once = true, .min_shard_numel = 1000})});
+testing::Case gathered(testing::Case c) {
+  c.expert.dispatch = DispatchMethod::Gather;
+  return c;
 }
-
 testing::Case exchanged(testing::Case c) {
   c.expert.dispatch = DispatchMethod::Exchange;
   return c;
+}
+
+// Each rank has some samples and some experts. Tokens have three experts: with the default, two ranks gather and eight exchange.
+TEST_CASE("DeepSeek-V3 over ep trains as eager does where tokens are gathered") {
+  models::DeepSeekV3Args args = like_v3();
+  args.load_balance_coeff = 0.01;
+  expect_parity_on(
+      args, {on({{"ep", 2}}), on({{"ep", 8}}), gathered(on({{"ep", 8}})), on({{"dp_shard", 2}, {"ep", 2}}, 3),
+             gathered(on({{"dp_replicate", 2}, {"ep", 4}}, 1, {.zero_stage = 1})),
+             gathered(on({{"dp_shard", 2}, {"ep", 4}}, 1, {}, planned())),
+             gathered(on({{"ep", 4}}, 2, {}, all_again())), on({{"dp_shard", 2}, {"ep", 2}}, 1, {}, products_kept()),
+             on({{"dp_shard", 3}, {"ep", 2}}, 1, {.reduce_once = true, .min_shard_numel = 1000})});
 }
 
 TEST_CASE("DeepSeek-V3 over ep trains as eager does where tokens are exchanged") {
@@ -326,7 +332,7 @@ TEST_CASE("DeepSeek-V3 over ep trains as eager does where all tokens choose one 
     return model;
   };
   const testing::Reference reference = testing::eager(
-      make, testing::loss_of, [](int64_t k) { return rows(k, 0, testing::kGlobalBatch); }, 3,
+      make, testing::loss_of, [](int64_t k) { return rows(k, 0, testing::kGlobalBatch); }, 20,
       [](torch::nn::Module&) {});
   size_t mixtures = 0;
   for (const auto& [name, counts] : reference.state)
@@ -337,8 +343,8 @@ TEST_CASE("DeepSeek-V3 over ep trains as eager does where all tokens choose one 
     }
   CHECK(mixtures > 0);
   for (const testing::Case& c :
-       {on({{"ep", 2}}), on({{"ep", 8}}, 1, {}, planned()), exchanged(on({{"ep", 2}})), exchanged(on({{"ep", 8}})),
-        with_room(1, on({{"ep", 8}})), with_room(0.5, on({{"ep", 4}}, 1, {}, planned()))})
+       {gathered(on({{"ep", 2}})), gathered(on({{"ep", 8}}, 1, {}, planned())), exchanged(on({{"ep", 2}})),
+        exchanged(on({{"ep", 8}})), with_room(1, on({{"ep", 8}})), with_room(0.5, on({{"ep", 4}}, 1, {}, planned()))})
     testing::expect_parity(make, testing::loss_of, rows, testing::kGlobalBatch, c, reference);
 }
 

@@ -45,7 +45,7 @@ std::shared_ptr<Program> expect_trains(Make make, const Case& c, const Reference
 }
 
 TEST_CASE("a GPT whose table of 29 words is its head trains as eager does over tp 2, 3 and 4, in both executors") {
-  const Reference reference = reference_of(make_gpt, 4);
+  const Reference reference = reference_of(make_gpt, 20);
   for (const int64_t ranks : {2, 3, 4}) expect_trains(make_gpt, {init_device_mesh({{"tp", ranks}}), kTied}, reference);
   const DeviceMesh mixed = init_device_mesh({{"dp_shard", 2}, {"tp", 2}});
   expect_trains(make_gpt, {mixed, kTied, {}, 3}, reference);
@@ -59,7 +59,7 @@ TEST_CASE("a GPT whose table of 29 words is its head trains as eager does over t
 }
 
 TEST_CASE("a Llama of which tp cuts all, and 29 words in two tables, trains as eager does beside data parallelism") {
-  const Reference reference = reference_of(make_llama, 4);
+  const Reference reference = reference_of(make_llama, 20);
   const DeviceMesh mixed = init_device_mesh({{"dp_shard", 2}, {"tp", 2}});
   for (const bool by_sequence : {false, true})
     expect_trains(make_llama, {mixed, tensor_parallel(kAllOfLlama, {.sequence_parallel = by_sequence}), {}, 2},
@@ -83,7 +83,7 @@ TEST_CASE("capped logits of 29 words train as eager does over tp 2 and 4, with a
   };
   const auto expect_capped = [&](auto make, const TensorParallel& rules) {
     const Reference reference = eager(
-        make, capped, [](int64_t k) { return words(k, 0, testing::kGlobalBatch); }, 4);
+        make, capped, [](int64_t k) { return words(k, 0, testing::kGlobalBatch); }, 20);
     for (const int64_t ranks : {2, 4})
       expect_parity(make, capped, words, testing::kGlobalBatch, {init_device_mesh({{"tp", ranks}}), rules}, reference);
   };

@@ -18,7 +18,7 @@
 namespace sfsdp {
 namespace step_ring_attention_test {
 
-constexpr int64_t kSteps = 6;
+constexpr int64_t kSteps = 20;
 
 // 24 tokens are head and tail of 2, 3 and 4 ranks.
 Batch rows(int64_t step, int64_t first, int64_t count) { return testing::tokens(step, first, count, 24); }

@@ -58,7 +58,7 @@ const auto kMakeMlp = [] { return Mlp(); };
 
 TEST_CASE("an MLP cut over tp 2, alone and with FSDP, DDP, micro-batches and ZeRO stages, trains as eager does") {
   const Reference reference = eager(
-      kMakeMlp, kLoss, [](int64_t k) { return rows(k, 0, kRows); }, 6);
+      kMakeMlp, kLoss, [](int64_t k) { return rows(k, 0, kRows); }, 20);
   const auto check = [&](const Case& c) { return expect_parity(kMakeMlp, kLoss, rows, kRows, c, reference); };
   check({init_device_mesh({{"dp_shard", 1}, {"tp", 2}}), kMlpRules});
   check({init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), kMlpRules});
@@ -74,7 +74,7 @@ TEST_CASE("an MLP cut over tp 2, alone and with FSDP, DDP, micro-batches and ZeR
 TEST_CASE(
     "whatever is named, an MLP trains as eager does: what lies otherwise is gathered, cut or added up on the way") {
   const Reference reference = eager(
-      kMakeMlp, kLoss, [](int64_t k) { return rows(k, 0, kRows); }, 3);
+      kMakeMlp, kLoss, [](int64_t k) { return rows(k, 0, kRows); }, 20);
   const std::vector<TensorParallel> all = {
       tensor_parallel({{"*.w1", Shard(0)}}), tensor_parallel({{"*.w2", Shard(1)}}),
       tensor_parallel({{"*.w1|w2", Shard(0)}}), tensor_parallel({{"*.w1|w2", Shard(1)}}),
@@ -339,7 +339,7 @@ const TensorParallel kLlamaRules = tensor_parallel({{"*.wq|wk|wv|w1|w3", Shard(0
 TEST_CASE("a Llama cut over tp 2 trains as eager does; heads and FFN are cut, embedding, head and norms whole") {
   const auto batch = [](int64_t k, int64_t first, int64_t count) { return testing::tokens(k, first, count); };
   const Reference reference = eager(
-      testing::make_llama, testing::loss_of, [&](int64_t k) { return batch(k, 0, testing::kGlobalBatch); }, 6);
+      testing::make_llama, testing::loss_of, [&](int64_t k) { return batch(k, 0, testing::kGlobalBatch); }, 20);
   const auto check = [&](const Case& c) {
     return expect_parity(testing::make_llama, testing::loss_of, batch, testing::kGlobalBatch, c, reference);
   };
@@ -355,7 +355,7 @@ TEST_CASE("biases and norms of q and k under tp: gradients of what all heads sha
   };
   const auto batch = [](int64_t k, int64_t first, int64_t count) { return testing::tokens(k, first, count); };
   const Reference reference = eager(
-      make, testing::loss_of, [&](int64_t k) { return batch(k, 0, testing::kGlobalBatch); }, 3);
+      make, testing::loss_of, [&](int64_t k) { return batch(k, 0, testing::kGlobalBatch); }, 20);
   for (const DeviceMesh& mesh : {init_device_mesh({{"tp", 2}}), init_device_mesh({{"dp_shard", 2}, {"tp", 2}}),
                                  init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}})})
     expect_parity(make, testing::loss_of, batch, testing::kGlobalBatch, {mesh, kLlamaRules}, reference);
@@ -364,7 +364,7 @@ TEST_CASE("biases and norms of q and k under tp: gradients of what all heads sha
 TEST_CASE("norms that are cut are gathered where they are read, beside FSDP and without it") {
   const auto batch = [](int64_t k, int64_t first, int64_t count) { return testing::tokens(k, first, count); };
   const Reference reference = eager(
-      testing::make_llama, testing::loss_of, [&](int64_t k) { return batch(k, 0, testing::kGlobalBatch); }, 3);
+      testing::make_llama, testing::loss_of, [&](int64_t k) { return batch(k, 0, testing::kGlobalBatch); }, 20);
   const TensorParallel rules = tensor_parallel({{"*norm", Shard(0)}, {"*.w1|w3", Shard(0)}, {"*.w2", Shard(1)}});
   for (const DeviceMesh& mesh : {init_device_mesh({{"tp", 2}}), init_device_mesh({{"dp_shard", 2}, {"tp", 2}})})
     expect_parity(testing::make_llama, testing::loss_of, batch, testing::kGlobalBatch, {mesh, rules}, reference);
@@ -373,7 +373,7 @@ TEST_CASE("norms that are cut are gathered where they are read, beside FSDP and 
 TEST_CASE("fewer heads of keys than ranks: what they make is gathered") {
   const auto batch = [](int64_t k, int64_t first, int64_t count) { return testing::tokens(k, first, count); };
   const Reference reference = eager(
-      testing::make_llama, testing::loss_of, [&](int64_t k) { return batch(k, 0, testing::kGlobalBatch); }, 3);
+      testing::make_llama, testing::loss_of, [&](int64_t k) { return batch(k, 0, testing::kGlobalBatch); }, 20);
   const TensorParallel rules = tensor_parallel({{"*.wq|wk|wv", Shard(0)}, {"*.wo", Shard(1)}});
   expect_parity(testing::make_llama, testing::loss_of, batch, testing::kGlobalBatch,
                 {init_device_mesh({{"tp", 4}}), rules}, reference);
@@ -420,7 +420,7 @@ TEST_CASE("a constraint on attention makes the sums after it reduce_scatters, an
 TEST_CASE("what is constrained trains as eager does, beside FSDP and sequence parallelism") {
   const auto batch = [](int64_t k, int64_t first, int64_t count) { return testing::tokens(k, first, count); };
   const Reference reference = eager(
-      testing::make_llama, testing::loss_of, [&](int64_t k) { return batch(k, 0, testing::kGlobalBatch); }, 3);
+      testing::make_llama, testing::loss_of, [&](int64_t k) { return batch(k, 0, testing::kGlobalBatch); }, 20);
   for (const bool by_sequence : {false, true}) {
     const TensorParallel rules =
         tensor_parallel(kLlamaRules.rules, {.sequence_parallel = by_sequence, .constraints = kConstraints});
@@ -432,7 +432,7 @@ TEST_CASE("what is constrained trains as eager does, beside FSDP and sequence pa
 TEST_CASE("sequence parallelism trains as eager does: Llama, with FSDP and micro-batches") {
   const auto batch = [](int64_t k, int64_t first, int64_t count) { return testing::tokens(k, first, count); };
   const Reference reference = eager(
-      testing::make_llama, testing::loss_of, [&](int64_t k) { return batch(k, 0, testing::kGlobalBatch); }, 6);
+      testing::make_llama, testing::loss_of, [&](int64_t k) { return batch(k, 0, testing::kGlobalBatch); }, 20);
   const TensorParallel rules = tensor_parallel(kLlamaRules.rules, {.sequence_parallel = true});
   for (const Case& c :
        {Case{init_device_mesh({{"tp", 2}}), rules}, Case{init_device_mesh({{"dp_shard", 2}, {"tp", 2}}), rules, {}, 2}})

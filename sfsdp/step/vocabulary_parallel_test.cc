@@ -67,7 +67,7 @@ void expect_trains(Make make, const Case& c, const Reference& reference) {
 }
 
 TEST_CASE("a Llama of which tp cuts all, vocabulary too, trains as eager does, with ignored targets") {
-  const Reference reference = reference_of(kMakeLlama, 6);
+  const Reference reference = reference_of(kMakeLlama, 20);
   const DeviceMesh mixed = init_device_mesh({{"dp_shard", 2}, {"tp", 2}});
   for (const TensorParallel& rules : {kLlama, kBySequence}) {
     CAPTURE(rules.options.sequence_parallel);
@@ -83,7 +83,7 @@ TEST_CASE("a Llama of which tp cuts all, vocabulary too, trains as eager does, w
 }
 
 TEST_CASE("a GPT whose table is its head trains as eager does where tp cuts both as one") {
-  const Reference reference = reference_of(kMakeGpt, 6);
+  const Reference reference = reference_of(kMakeGpt, 20);
   for (const bool by_sequence : {false, true}) {
     CAPTURE(by_sequence);
     const TensorParallel rules = tensor_parallel({{"wte", Shard(0)}}, {.sequence_parallel = by_sequence});
