@@ -69,6 +69,19 @@ MixtureImpl::MixtureImpl(const MixtureArgs& args, double output_std) : num_exper
     tokens_per_expert_ = register_buffer("tokens_per_expert", torch::zeros({args.num_experts}, torch::kLong));
 }
 
+void MixtureImpl::to(at::Device device, c10::ScalarType dtype, bool non_blocking) {
+  Module::to(device, non_blocking);
+  to(dtype, non_blocking);
+}
+
+void MixtureImpl::to(c10::ScalarType dtype, bool non_blocking) {
+  const auto data_of = [](const at::Tensor& buffer) { return buffer.defined() ? buffer.detach() : buffer; };
+  const at::Tensor bias = data_of(expert_bias_), counts = data_of(tokens_per_expert_);
+  Module::to(dtype, non_blocking);
+  if (bias.defined()) expert_bias_.set_data(bias);
+  if (counts.defined()) tokens_per_expert_.set_data(counts);
+}
+
 at::Tensor MixtureImpl::forward(const at::Tensor& x_BSD) {
   const at::Tensor x_TD = x_BSD.flatten(0, 1);
   const int64_t tokens = x_TD.size(0);

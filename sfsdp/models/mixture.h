@@ -51,6 +51,11 @@ class MixtureImpl : public torch::nn::Module {
   MixtureImpl(const MixtureArgs& args, double output_std);
   at::Tensor forward(const at::Tensor& x_BSD);
 
+  // Buffers keep their dtypes: a step of a bias is smaller than what bfloat16 tells apart.
+  void to(at::Device device, c10::ScalarType dtype, bool non_blocking = false) override;
+  void to(c10::ScalarType dtype, bool non_blocking = false) override;
+  using Module::to;
+
  private:
   int64_t num_experts_;
   Router router_{nullptr};

@@ -294,13 +294,15 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
     reduce_scatter();
     if (several) value->producer()->attrs["once"] = true;
   }
-  if (!axes.empty() && value->type().dtype != reduce_dtype) {
+  // A rank's summand is not rounded before it is summed: what adds up over micro-batches in a wider dtype is sent in it.
+  const bool keeps = !model.empty() && ir::size_in_bytes(value->type().dtype) > ir::size_in_bytes(reduce_dtype);
+  if (!axes.empty() && value->type().dtype != reduce_dtype && !keeps) {
     value = cast(place, value, reduce_dtype, name + ".sent");
     value->producer()->attrs["once"] = true;
   }
   place = build.before(gradient).in(Section::Clip);
   if (!axes.empty()) {
-    Type type = plain(value->type(), reduce_dtype);
+    Type type = plain(value->type(), value->type().dtype);
     type.placements.clear();
     value = place.value("all_reduce", {value}, type, name + ".ar", {{"axis", ir::axis_attr(axes)}});
   }

@@ -87,6 +87,20 @@ TEST_CASE("any mesh draws the same: a dimension of rows and something else") {
   });
 }
 
+// The slope of RReLU, as the error of its own op recommends.
+TEST_CASE("any mesh draws the same: numbers of a range") {
+  const DrawingLoss loss = [](Scale& m, const at::Tensor& x) {
+    const at::Tensor slope = at::empty_like(x).uniform_(0.125, 0.375);
+    return (at::where(x < 0, x * slope, x) * m->weight).square().mean();
+  };
+  expect_same_draws(loss);
+  const DrawingLoss between = [](Scale& m, const at::Tensor& x) {
+    const at::Tensor drawn = at::empty_like(x).uniform_(-3, -2);
+    return (at::where((drawn >= -3).logical_and(drawn < -2), at::zeros_like(x), at::ones_like(x)) * m->weight).mean();
+  };
+  for (const StepResult& result : train_drawing(between, 2, 1).results) CHECK(result.loss == 0);
+}
+
 TEST_CASE("a draw whose batch is not found is refused where it matters, with a cure") {
   const auto refuses = [](DrawingLoss loss, const char* what) {
     CAPTURE(what);

@@ -97,6 +97,7 @@ TEST_CASE("sums of norms' gradients: one a step has the bits of one a unit, on a
       {{{"dp_shard", 2}, {"tp", 2}}, 1, {.min_shard_numel = 1000}},
       {{{"dp_shard", 2}, {"tp", 2}}, 1, {.mixed_precision = {ir::DType::bf16, ir::DType::f32}}, 2},
       {{{"dp_shard", 2}, {"tp", 2}}, 1, {.mixed_precision = {ir::DType::bf16, ir::DType::bf16}}},
+      {{{"dp_shard", 2}, {"tp", 2}}, 1, {.mixed_precision = {ir::DType::bf16, ir::DType::bf16}}, 2},
       {{{"cp", 2}, {"tp", 2}}},
       {{{"dp_shard", 2}, {"cp", 2}, {"tp", 2}}, 1, {}, 2, ExecutorKind::Planned, passes::RematMode::Full},
   };

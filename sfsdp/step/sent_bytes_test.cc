@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,8 @@ struct Setting {
   DispatchMethod dispatch = DispatchMethod::Exchange;
   int64_t w = 4;  // bytes of an element of activations and of weights that are computed with
   RematMode remat = RematMode::None;
+  int64_t kept =
+      0;  // elements of a block's weights that backward reads as forward computed with them, in float32, and are not gathered again
 
   bool sp() const { return tensor.sequence_parallel; }
   bool again() const { return remat != RematMode::None; }  // gathers of forward are made again
@@ -75,16 +78,17 @@ void products(List& list, const Setting& s) {
 
 // Attention over cp, of a rank's heads: k and v, or heads of q, k, v and the result.
 void attention(List& list, const Setting& s) {
-  const int64_t kv = B * S * (K / s.t) * E * s.w, q = B * S * (H / s.t) * E * s.w, full = s.remat == RematMode::Full;
+  const int64_t own = B * S / s.ep, kv = own * (K / s.t) * E * s.w, q = own * (H / s.t) * E * s.w,
+                full = s.remat == RematMode::Full;
   if (s.c == 1) return;
   if (s.rotate == RotateMethod::AllGather) {
     fwd(list, "all_gather", "cp", part(kv, s.c), 2);
     bwd(list, "all_gather", "cp", part(kv, s.c), s.again() ? 2 : 0);
     bwd(list, "reduce_scatter", "cp", part(kv, s.c), 2);
   } else if (s.rotate == RotateMethod::AllToAll) {
-    for (const int64_t own : {q / s.c, kv / s.c}) {
-      fwd(list, "all_to_all", "cp", part(own, s.c), 2);
-      bwd(list, "all_to_all", "cp", part(own, s.c), 2 + 2 * full);
+    for (const int64_t bytes : {q / s.c, kv / s.c}) {
+      fwd(list, "all_to_all", "cp", part(bytes, s.c), 2);
+      bwd(list, "all_to_all", "cp", part(bytes, s.c), 2 + 2 * full);
     }
   } else {
     fwd(list, "permute", "cp", kv / s.c, 2 * (s.c - 1));
@@ -101,7 +105,7 @@ void mixture(List& list, const Setting& s) {
   fwd(list, "all_gather", "ep", part(all * Chosen * 8, s.ep));
   bwd(list, "all_gather", "ep", part(all * Chosen * 8, s.ep), again);
   if (s.dispatch == DispatchMethod::Exchange) {
-    const int64_t rows = part(s.tokens() * Chosen * D * s.w, s.ep);
+    const int64_t rows = part(all / s.ep * Chosen * D * s.w, s.ep);
     fwd(list, "all_to_all_v", "ep", rows, 2);
     bwd(list, "all_to_all_v", "ep", rows, 2 + 2 * again);
     return;
@@ -120,6 +124,20 @@ void mixture(List& list, const Setting& s) {
     bwd(list, "all_gather", "ep", weights);
     bwd(list, "reduce_scatter", "ep", Chosen * tokens, s.remat == RematMode::Full ? 1 : 0);
   }
+}
+
+// Over cp, beside what attention sends: experts are given the tokens of all ranks, with what the router of each made of its own; backward
+// wants the weights and the gradients of all of them. Where ranks of ep gather weights in forward, those of cp do so before.
+void sequence_of_mixture(List& list, const Setting& s) {
+  const int64_t all = B * S / s.ep, again = s.again() ? 1 : 0;
+  if (s.c == 1) return;
+  fwd(list, "all_gather", "cp", part(all * Chosen * 8, s.c));
+  fwd(list, "all_gather", "cp", part(all * D * s.w, s.c));
+  bwd(list, "all_gather", "cp", part(all * Chosen * 8, s.c), again);
+  const bool before = s.ep > 1 && s.dispatch == DispatchMethod::Gather;
+  fwd(list, "all_gather", "cp", part(all * Chosen * 4, s.c), before ? 1 : 0);
+  bwd(list, "all_gather", "cp", part(all * Chosen * 4, s.c), before ? again : 1);
+  bwd(list, "all_gather", "cp", part(all * D * s.w, s.c), 1 + again);
 }
 
 // Over tp, beside what products send: what the weights of a token's experts are owed is a summand, as each rank has a part of what experts
@@ -195,8 +213,14 @@ std::vector<TensorParallelRule> plan_of(const char* model) {
   return rules;
 }
 
+struct Compiled {
+  testing::SentByBlock sent;
+  std::map<std::string, int64_t>
+      weights;  // by block, elements that one rank sends for all that share them to have them
+};
+
 template <class Make>
-testing::SentByBlock compiled(Make make, const char* model, const Setting& s) {
+Compiled compiled(Make make, const char* model, const Setting& s) {
   std::vector<MeshAxis> axes = {{"dp_shard", kData}};
   for (const MeshAxis& axis : {MeshAxis{"ep", s.ep}, MeshAxis{"cp", s.c}, MeshAxis{"tp", s.t}})
     if (axis.size > 1) axes.push_back(axis);
@@ -213,18 +237,34 @@ testing::SentByBlock compiled(Make make, const char* model, const Setting& s) {
   const auto program =
       compile_program(meta_init(make), testing::loss_of, testing::kAdamW, sentences(), strategy, options);
   const auto variant = program->first();
-  return testing::sent_by_block(variant->graph);
+  Compiled result = {testing::sent_by_block(variant->graph), {}};
+  std::set<std::string> buffers;
+  for (const StoredTensor& t : program->tensors())
+    if (t.trainable && buffers.insert(t.buffer).second)
+      result.weights[std::string(ir::block_of(t.name))] += t.shard * (strategy.mesh.group_size(t.shard_axes) - 1);
+  return result;
 }
 
-// Without what data parallelism gathers of weights and reduces of their gradients, and nothing else does over its axes.
-std::string without_data(const List& all) {
+// What is sent over data axes: weights, gathered in forward, and their gradients, in float32. A block's are gathered again in backward;
+// beside blocks those of the last unit are kept.
+//   returns: all else
+std::string without_data(const std::string& block, const List& all, int64_t weights, const Setting& s) {
   List list;
+  std::map<std::string, int64_t> bytes;
   for (const Sent& sent : all) {
     if (sent.axes.starts_with("dp_shard"))
-      CHECK((sent.kind == "all_gather" || (sent.kind == "reduce_scatter" && sent.backward)));
+      bytes[concat(sent.backward ? "bwd " : "fwd ", sent.kind)] += sent.bytes * sent.times;
     else
       list.push_back(sent);
   }
+  std::map<std::string, int64_t> expected = {{"fwd all_gather", weights * s.w}, {"bwd reduce_scatter", weights * 4}};
+  if (block.empty()) {
+    CHECK(bytes["bwd all_gather"] <= weights * s.w);
+    bytes.erase("bwd all_gather");
+  } else {
+    expected["bwd all_gather"] = (weights - part(s.kept, kData * s.ep)) * s.w;
+  }
+  CHECK(bytes == expected);
   return testing::to_string(list);
 }
 
@@ -246,9 +286,9 @@ void expect_sent(Make make, const char* model, const Setting& s, const List& blo
   CAPTURE(static_cast<int>(s.dispatch));
   CAPTURE(s.w);
   CAPTURE(static_cast<int>(s.remat));
-  const testing::SentByBlock sent = compiled(make, model, s);
-  CHECK(sent.size() == L + 1);
-  for (const auto& [name, list] : sent) {
+  const Compiled step = compiled(make, model, s);
+  CHECK(step.sent.size() == L + 1);
+  for (const auto& [name, list] : step.sent) {
     CAPTURE(name);
     List expected = name.empty() ? ends : block;
     for (const Moved& one : moved) {
@@ -257,7 +297,7 @@ void expect_sent(Make make, const char* model, const Setting& s, const List& blo
       if (name == one.to) expected.push_back(one.sent);
       if (name == one.from) expected.push_back(less);
     }
-    CHECK(without_data(list) == testing::to_string(expected));
+    CHECK(without_data(name, list, step.weights.at(name), s) == testing::to_string(expected));
   }
 }
 
@@ -363,9 +403,12 @@ TEST_CASE("bytes of Llama over cp beside tp: each axis sends as it does alone, o
 }
 
 // The gradient of embeddings is gathered in the first block, which makes it.
-void expect_mixture(const Setting& s) {
+void expect_mixture(Setting s) {
+  if (s.w == 2 && !s.again()) s.kept = X * D;
   List block;
   products(block, s);
+  attention(block, s);
+  sequence_of_mixture(block, s);
   mixture(block, s);
   routes(block, s);
   std::vector<Moved> moved = of_last_norm(s);
@@ -379,6 +422,14 @@ TEST_CASE("bytes of a mixture over ep: rows exchanged, and tokens gathered") {
       for (const int64_t ep : {2, 4}) expect_mixture({.ep = ep, .dispatch = dispatch, .remat = remat});
       expect_mixture({.ep = 2, .dispatch = dispatch, .w = 2, .remat = remat});
     }
+}
+
+TEST_CASE("bytes of a mixture over cp, alone and beside ep") {
+  for (const RematMode remat : kRemats) {
+    expect_mixture({.c = 2, .remat = remat});
+    for (const DispatchMethod dispatch : {DispatchMethod::Exchange, DispatchMethod::Gather})
+      expect_mixture({.c = 2, .ep = 2, .dispatch = dispatch, .remat = remat});
+  }
 }
 
 TEST_CASE("bytes of a mixture over tp, alone and beside ep") {

@@ -99,7 +99,7 @@ Array samples_of(const Array& whole, const StepLayout& layout, int64_t rank, int
   return part;
 }
 
-// What a rank stores of a weight. Of the rows of its box those at its place along the axes that cut what is stored; beyond the last row
+// What a rank stores of a weight: the rows of its box at its place along the axes that cut what is stored; beyond the last row
 // there is padding, which is 0.
 //   box: its type by model axes alone
 Array stored_part(const Array& whole, const ir::Type& box, const ir::Op& param, const StepLayout& layout,

@@ -21,7 +21,7 @@
 
 namespace sfsdp::testing {
 
-// Of a rank's batch. No other dimension of the models that are compared has 16, nor 32, elements: so the sequence is told by its size.
+// Samples and tokens of a rank's batch. No other dimension of the models that are compared has 16, nor 32, elements: so the sequence is told by its size.
 inline constexpr int64_t kBorderRows = 2, kBorderSequence = 16;
 
 // How a mesh lays out a sequence and samples, beside what types say.
@@ -33,7 +33,7 @@ struct StepLayout {
   int64_t sorted_rows = 0;    // of a mixture: as many copies of a rank's tokens are sorted by their experts
 
   int64_t data_ranks() const { return data_axes.empty() ? 1 : mesh.group_size(data_axes); }
-  // Of how many parts, one after the other in the batch, a rank has one in a micro-batch.
+  // The batch has so many parts, one after the other, of which a rank has one in a micro-batch.
   int64_t parts() const { return data_ranks() * micro_batches; }
   int64_t part(int64_t rank, int64_t micro_batch) const {
     return micro_batch * data_ranks() + (data_axes.empty() ? 0 : mesh.group_rank(rank, data_axes));
@@ -69,16 +69,15 @@ struct PlacedStep {
 
 struct Compared {
   size_t values = 0, cut = 0;
-  size_t gone = 0;  // values of the whole that the parts have under no name
-  size_t sorted =
-      0;            // that are in the order of experts, which each data rank's samples have by themselves: not compared
-  double most = 0;  // difference of a value, beside its largest number
+  size_t gone = 0;    // values of the whole that the parts have under no name
+  size_t sorted = 0;  // values in the order of experts, another one in each data rank's samples: not compared
+  double most = 0;    // difference of a value, beside its largest number
   std::string worst;  // the value that has it
 };
 
 // Runs the parts and compares each value that the whole hands from module to module. A rank's loss is the mean of its samples, so what it
-// makes in backward is as many times larger as there are parts of the batch; what has no samples is a summand of their mean. Of several
-// micro-batches the last one's values are compared, and gradients, which are of all.
+// makes in backward is as many times larger as there are parts of the batch; what has no samples is a summand of their mean. Where there
+// are several micro-batches the last one's values are compared, and gradients, which are of all.
 //   whole: with as many times the rows of `placed` as there are parts
 Compared compare_borders(const WholeStep& whole, const PlacedStep& placed, const StepLayout& layout);
 

@@ -42,7 +42,7 @@ struct NetArgs {
   int64_t more = 1;  // a feed-forward is 2 · dim + more wide
   std::vector<Kind> blocks;
   bool tied = false, frozen = false;
-  // Of blocks that are mixtures: experts, how many a token chooses, how wide each is, and whether what they give is added up row by row.
+  // Blocks that are mixtures: experts, how many a token chooses, how wide each is, and whether what they give is added up row by row.
   int64_t experts = 4, chosen = 2, width = 8;
   bool adds_rows = true;
 };

@@ -63,6 +63,21 @@ void explain_parameters(const ir::Graph& graph, const TensorParallel& tensor, co
   whole.print(out);
 }
 
+// Parameters of which each rank of ep has some, and by which pattern.
+void explain_experts(const ir::Graph& graph, const ExpertParallelOptions& expert, int64_t ranks, std::ostream& out) {
+  const std::map<std::string, int64_t> cuts = parallel::find_experts(graph, expert, ranks);
+  Counted cut;
+  for (const auto& op : graph.ops()) {
+    if (!op->is("param")) continue;
+    const auto name = op->attr<std::string>("name");
+    if (!cuts.contains(name)) continue;
+    const auto pattern = std::ranges::find_if(expert.experts, [&](const auto& p) { return parallel::names(p, name); });
+    cut.add(concat(with_stars(name), "  ", op->result()->type(), ", dimension 0, experts: ", *pattern));
+  }
+  out << "  cut\n";
+  cut.print(out);
+}
+
 std::string in_ms(double seconds) {
   char text[64];
   std::snprintf(text, sizeof text, "%.3f ms", seconds * 1e3);
@@ -119,6 +134,7 @@ void explain_partition(ir::Graph& graph, const Strategy& strategy, const step::S
   for (size_t i = 0; i < axes.size(); ++i) {
     const int64_t ranks = strategy.mesh.size(axes[i]);
     out << "Over " << axes[i] << " = " << ranks << '\n';
+    if (is_expert_axis(axes[i])) explain_experts(captured, strategy.expert, ranks, out);
     if (is_tensor_axis(axes[i])) explain_parameters(captured, strategy.tensor, reports[i].cuts, out);
     if (!reports[i].constrained.empty()) {
       Counted constrained;

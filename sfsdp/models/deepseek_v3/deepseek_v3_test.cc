@@ -256,5 +256,25 @@ TEST_CASE("DeepSeek-V3 refuses sizes that do not fit together, by name") {
   CHECK(refused("score_func", true) == "ModelSpec::args.score_func = true\n  expected a text");
 }
 
+TEST_CASE("DeepSeek-V3 in bfloat16 keeps the biases of experts in float32, and counts as integers") {
+  DeepSeekV3Args args;
+  args.dim = 16;
+  args.inter_dim = args.moe_inter_dim = 16;
+  args.n_layers = 2;
+  args.n_heads = 2;
+  args.vocab_size = 8;
+  args.load_balance_coeff = 0.001;
+  DeepSeekV3 model(args);
+  const auto bias_of = [&] { return model->named_buffers()["layers.1.moe.expert_bias"]; };
+  bias_of().fill_(4.001);
+  model->to(at::kBFloat16);
+  CHECK((model->named_parameters()["layers.1.moe.router.gate.weight"].scalar_type() == at::kBFloat16));
+  CHECK((bias_of().scalar_type() == at::kFloat));
+  CHECK(bias_of()[0].item<float>() == 4.001F);
+  CHECK((model->named_buffers()["layers.1.moe.tokens_per_expert"].scalar_type() == at::kLong));
+  model->to(at::kCPU, at::kDouble);
+  CHECK((bias_of().scalar_type() == at::kFloat));
+}
+
 }  // namespace deepseek_v3_test
 }  // namespace sfsdp::models

@@ -317,7 +317,9 @@ TEST_CASE("chunk_loss: a gradient that ranks add up in bfloat16 is named") {
   graph.mesh = {{"cp", 2}};
   const ContextParallelOptions tokens;
   parallel::partition(graph, {"cp", 2}, {}, {}, &tokens);
-  CHECK(why_not_chunked(graph, 2) == "gradient reads %do, a rank's summand, in bf16");
+  CHECK(why_not_chunked(graph, 2) ==
+        "gradient reads %do, a rank's summand, and rounds it to bf16 (MixedPrecisionPolicy::reduce_dtype = f32 does "
+        "not)");
 }
 
 TEST_CASE("chunk_loss: logits that ranks gather in their rows are named") {

@@ -185,8 +185,9 @@ class RowsFinder {
     if (!ir::is_half(gradient->type().dtype) || std::ranges::none_of(gradient->type().placements, is_sum)) return true;
     for (const Op* reader : index_.readers(gradient))
       if (!reader->is("cast") || ir::is_half(reader->result()->type().dtype))
-        return refuse(concat(ir::opcode_at(*reader), " reads %", gradient->name(), ", a rank's summand, in ",
-                             ir::to_string(gradient->type().dtype)));
+        return refuse(concat(ir::opcode_at(*reader), " reads %", gradient->name(),
+                             ", a rank's summand, and rounds it to ", ir::to_string(gradient->type().dtype),
+                             " (MixedPrecisionPolicy::reduce_dtype = f32 does not)"));
     return true;
   }
 

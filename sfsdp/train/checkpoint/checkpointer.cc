@@ -164,7 +164,13 @@ Loaded Checkpointer::read(const Candidate& from, bool goes_on) {
 // What shapes do not show: heads, rotary bases, the alpha of adapters. Other values make another function of the weights.
 void Checkpointer::compare_model(const Manifest& saved, const std::string& path, bool goes_on) const {
   std::vector<std::string> changes, flags;
+  const bool is_other = !saved.model.empty() && !options_.about.model.empty() && saved.model != options_.about.model;
+  if (is_other) {  // its arguments are others too
+    changes.push_back(concat("model.name = ", options_.about.model, ", was ", saved.model));
+    flags.push_back("--model.name " + saved.model);
+  }
   for (const auto& [name, value] : options_.about.model_args) {
+    if (is_other) break;
     const auto before = saved.model_args.find(name);
     if (before == saved.model_args.end() || before->second == value) continue;
     const std::string key = name.find('.') == std::string::npos ? "model.args." + name : name;

@@ -474,6 +474,23 @@ TEST_CASE("another seed is refused, as data order and random ops follow it") {
   CHECK(Run(options).checkpointer.load()->run.step == 4);
 }
 
+TEST_CASE("another model is refused by its name, or by those of its arguments that are others") {
+  const MemoryFolder folder;
+  const auto is = [](CheckpointOptions& options, const char* name, const char* heads) {
+    options.about.model = name;
+    options.about.model_args = {{"n_heads", heads}, {"tied", "true"}};
+  };
+  save_until(folder / "c", 4, [&](CheckpointOptions& options) { is(options, "llama3", "4"); });
+  CheckpointOptions options = options_of(folder / "c");
+  const auto message = [&] { return message_of([&] { Run(options).checkpointer.load(); }); };
+  is(options, "llama3", "8");
+  CHECK(contains(message(),
+                 "another model: model.args.n_heads = 8, was 4\n  expected the same; set --model.args.n_heads 4,"));
+  is(options, "gpt", "8");
+  CHECK(contains(message(),
+                 "another model: model.name = gpt, was llama3\n  expected the same; set --model.name llama3,"));
+}
+
 TEST_CASE("initial_load_path is read where the folder has no checkpoint") {
   const MemoryFolder folder;
   save_until(folder / "from", 4);
