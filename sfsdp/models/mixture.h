@@ -51,7 +51,7 @@ class MixtureImpl : public torch::nn::Module {
   MixtureImpl(const MixtureArgs& args, double output_std);
   at::Tensor forward(const at::Tensor& x_BSD);
 
-  // Buffers keep their dtypes: a step of a bias is smaller than what bfloat16 tells apart.
+  // Buffers keep their dtypes: a step of a bias is smaller than what bfloat16 tells apart, and counts are integers.
   void to(at::Device device, c10::ScalarType dtype, bool non_blocking = false) override;
   void to(c10::ScalarType dtype, bool non_blocking = false) override;
   using Module::to;

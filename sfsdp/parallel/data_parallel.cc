@@ -265,7 +265,15 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
   Value* value = gradient->operands[0];
   const std::string name = gradient->attr<std::string>("param") + ".grad";
   auto place = build.after(value->producer()).in(Section::Bwd).at(gradient->module_path);
-  const ir::DType reduce_dtype = strategy.options.mixed_precision.reduce_dtype.value_or(value->type().dtype);
+  // On the shard: a gradient of what all ranks of a model axis have.
+  const AxisList model = summed_over(value->type(), strategy, s.sharded ? s.axes : AxisList());
+  // A rank's summand over a model axis is not rounded before it is summed: such a gradient is sent in the wider dtype that it is made in,
+  // and in which it adds up over micro-batches.
+  const ir::DType asked = strategy.options.mixed_precision.reduce_dtype.value_or(value->type().dtype);
+  const auto sent_in = [&](ir::DType own) {
+    return !model.empty() && ir::size_in_bytes(own) > ir::size_in_bytes(asked) ? own : asked;
+  };
+  const ir::DType reduce_dtype = sent_in(value->type().dtype);
   const ir::DType kept_dtype = strategy.options.mixed_precision.grad_dtype.value_or(s.dtype);
   value = cast(place, value, reduce_dtype, name + ".cast");
   if (s.sharded && s.padded_rows != s.global_rows)
@@ -280,8 +288,6 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
                         {{"axis", ir::axis_attr(shards)}, {"dim", int64_t{0}}});
   };
   AxisList axes = s.sharded ? strategy.replicate_axes() : strategy.data_axes();
-  // On the shard: a gradient of what all ranks of a model axis have.
-  const AxisList model = summed_over(value->type(), strategy, s.sharded ? shards : AxisList());
   axes.insert(axes.end(), model.begin(), model.end());
   const bool several = graph.micro_batches > 1;
   const bool once = s.placements.gradients == kWhole || strategy.options.reduce_once;
@@ -294,10 +300,8 @@ void reduce_gradient(Graph& graph, ir::Builder& build, Op* gradient, const Stora
     reduce_scatter();
     if (several) value->producer()->attrs["once"] = true;
   }
-  // A rank's summand is not rounded before it is summed: what adds up over micro-batches in a wider dtype is sent in it.
-  const bool keeps = !model.empty() && ir::size_in_bytes(value->type().dtype) > ir::size_in_bytes(reduce_dtype);
-  if (!axes.empty() && value->type().dtype != reduce_dtype && !keeps) {
-    value = cast(place, value, reduce_dtype, name + ".sent");
+  if (const ir::DType sent = sent_in(value->type().dtype); !axes.empty() && value->type().dtype != sent) {
+    value = cast(place, value, sent, name + ".sent");
     value->producer()->attrs["once"] = true;
   }
   place = build.before(gradient).in(Section::Clip);

@@ -42,8 +42,9 @@ struct ZeroPlacements {
 ZeroPlacements zero_placements(int64_t stage);
 
 struct MixedPrecisionPolicy {
-  std::optional<ir::DType> param_dtype;   // of gathered parameters and of compute; unset: as stored
-  std::optional<ir::DType> reduce_dtype;  // of gradient collectives; unset: the gradient's own
+  std::optional<ir::DType> param_dtype;  // of gathered parameters and of compute; unset: as stored
+  // In what gradients are sent; unset: the gradient's own. A summand over a model axis, such as a norm's over tp, is not rounded to it.
+  std::optional<ir::DType> reduce_dtype;
   // Reduced gradients are kept, added up over micro-batches and read by the update in this dtype; unset: as stored.
   std::optional<ir::DType> grad_dtype = {};
   // The optimizer's moments have this dtype; unset: as stored. No kernel of ours updates parameters by moments or gradients of

@@ -239,5 +239,32 @@ TEST_CASE("an unknown ZeRO stage is named") {
                          doctest::Contains("expected 0, 1, 2 or 3"), UserError);
 }
 
+// Before the sum over tp, that is: what is sent over dp_replicate with it is as wide.
+TEST_CASE("a summand over a model axis is not rounded before it is summed") {
+  const auto clip_of = [](int64_t micro_batches) {
+    std::string captured = testing::dedent(kCaptured);
+    const std::string gradient = "%g = aten.mul.Tensor %w, %y : f32[3, 2]";
+    captured.replace(captured.find(gradient), gradient.size(), gradient + " sum(tp)");
+    ir::Graph graph = ir::parse_or_throw(captured);
+    graph.micro_batches = micro_batches;
+    const MixedPrecisionPolicy policy{.param_dtype = {}, .reduce_dtype = ir::DType::bf16};
+    const DeviceMesh mesh = init_device_mesh({{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}});
+    parallel::apply_data_parallel(graph,
+                                  data_parallel(mesh, {.mixed_precision = policy}, tensor_parallel({{"w", Shard(0)}})));
+    CHECK(ir::verify(graph).empty());
+    const std::string text = ir::print(graph);
+    CHECK(text.find("bf16") == std::string::npos);
+    return text.substr(text.find("clip:"), text.find("  return") - text.find("clip:"));
+  };
+  const std::string expected = R"(clip:
+  %w.grad.ar = all_reduce %w.grad.MADE axis=[dp_replicate, tp] : f32[2, 2] at w
+  %w.grad = gradient %w.grad.ar param=w replicated=false : f32[2, 2] at w
+)";
+  for (const auto& [micro_batches, made] : {std::pair<int64_t, const char*>{1, "rs"}, {3, "acc"}}) {
+    std::string text = expected;
+    CHECK(clip_of(micro_batches) == text.replace(text.find("MADE"), 4, made));
+  }
+}
+
 }  // namespace
 }  // namespace sfsdp::data_parallel_test

@@ -130,7 +130,7 @@ testing::Case draw_mixture_case(Draw& draw, const NetArgs& args) {
 // What a refusal must say: over which axis, and what to do.
 bool names_its_cause(const std::string& message) {
   const auto says = [&](const char* words) { return message.find(words) != std::string::npos; };
-  const bool axis = says("over tp") || says("over cp") || says("tp = ") || says("cp = ") || says("ep = ");
+  const bool axis = says("over tp") || says("over cp") || says("tp = ") || says("cp = ") || says(" ep = ");
   return axis && message.find("\n  expected ") != std::string::npos;
 }
 

@@ -143,7 +143,9 @@ TEST_CASE("dropout over tp draws the masks of one rank") {
 // small integers: the loss, a power of two of the sum of what forward kept, has no rounding in whatever order it is added up. `next` is
 // the identity, and so is each expert: of what is given to them the loss tells the masks, in the order of the whole batch's rows.
 struct MasksImpl : nn::Module {
-  explicit MasksImpl(bool with_experts = false) : has_experts(with_experts) {
+  //   is_dropped: rows of experts are dropped too
+  explicit MasksImpl(bool with_experts = false, bool is_dropped = false)
+      : has_experts(with_experts), drops_rows(is_dropped) {
     const at::NoGradGuard no_grad;
     for (const at::Tensor& weight : {up->weight, down->weight})
       weight.copy_((at::arange(kOut * kIn).square().mul(37).add(11) % 1021).view({kOut, kIn}));
@@ -162,11 +164,12 @@ struct MasksImpl : nn::Module {
     const at::Tensor flat = std::get<1>(tokens.matmul(router).topk(kChosen, -1)).flatten();
     const at::Tensor order = flat.argsort(true, 0, false), token = order.floor_divide(kChosen);
     const at::Tensor ends = at::one_hot(flat, kExperts).sum(0).cumsum(0).to(at::kInt);
-    const at::Tensor rows = at::dropout(tokens.index_select(0, token), 0.5, is_training());
+    at::Tensor rows = tokens.index_select(0, token);
+    if (drops_rows) rows = at::dropout(rows, 0.5, is_training());
     return at::zeros_like(tokens).index_add(0, token, at::_grouped_mm(rows, weights, ends));
   }
   static constexpr int64_t kExperts = 4, kChosen = 2;
-  bool has_experts;
+  bool has_experts, drops_rows;
   at::Tensor router, weights;
   static constexpr int64_t kSamples = 4, kLength = 8, kIn = kSamples * kLength, kOut = 16;
   nn::Linear up = register_module("up", nn::Linear(nn::LinearOptions(kIn, kOut).bias(false))),
@@ -176,12 +179,13 @@ struct MasksImpl : nn::Module {
 TORCH_MODULE(Masks);
 
 struct Drawn {
+  bool exchanges = false;  // rows of experts
   std::vector<double> losses;
   std::vector<at::Tensor> masks;  // of each step: up's, then down's, [kOut, kIn], 1/256 where the mask keeps
 };
 
 Drawn draw_masks(const DeviceMesh& mesh, const TensorParallel& rules, const ContextParallelOptions& context,
-                 bool has_experts = false, const ExpertParallelOptions& expert = {}) {
+                 const ExpertParallelOptions& expert = {}, bool has_experts = false, bool drops_rows = false) {
   constexpr int64_t kSamples = MasksImpl::kSamples, kIn = MasksImpl::kIn;
   const Strategy strategy = data_parallel(mesh, {}, rules, context, expert);
   const int64_t count = kSamples / strategy.data_ranks();
@@ -191,10 +195,13 @@ Drawn draw_masks(const DeviceMesh& mesh, const TensorParallel& rules, const Cont
   const auto mean = [](Masks& m, const Batch& b) { return m->forward(b[0]).mean(); };
   // Weights stay, and the first moment is the gradient.
   const AdamW optimizer{.lr = 0, .beta1 = 0, .weight_decay = 0};
-  const auto program = compile_program(Masks(has_experts), mean, optimizer, samples(0), strategy, {});
+  const auto program = compile_program(Masks(has_experts, drops_rows), mean, optimizer, samples(0), strategy, {});
   const auto variant = program->first();
   CHECK(plan::verify_layouts(variant->graph) == "");
   Drawn drawn;
+  drawn.exchanges = std::ranges::any_of(variant->graph.ops(), [](const auto& op) {
+    return ir::is_collective(*op) && ir::collective_kind(*op) == "all_to_all_v";
+  });
   std::mutex mutex;
   testing::run_ranks(static_cast<int>(mesh.world_size()), [&](comm::CommWorld& world) {
     Step step(program, &world);
@@ -250,27 +257,30 @@ TEST_CASE("dropout masks over tp, with cut rows and without, over cp and over bo
   }
 }
 
+// Rows that are dropped by their place among all are no rank's own, so they are not exchanged.
 TEST_CASE("dropout masks over ep, of tokens and of the rows that experts are given, have the bits of one rank") {
-  const Drawn one = draw_masks(init_device_mesh({{"dp_shard", 1}}), {}, {}, true);
-  const Drawn without = draw_masks(init_device_mesh({{"dp_shard", 1}}), {}, {});
-  for (size_t i = 0; i < one.masks.size(); ++i) CHECK(at::equal(one.masks[i], without.masks[i]));
-  for (size_t k = 0; k < one.losses.size(); ++k) CHECK(one.losses[k] != without.losses[k]);
+  const DeviceMesh single = init_device_mesh({{"dp_shard", 1}});
   const std::vector<TensorParallelRule> rules = {{"up|next", Shard(0)}, {"down", Shard(1)}};
-  const auto check = [&](std::vector<MeshAxis> axes, const ExpertParallelOptions& expert, bool is_cut = false) {
-    const DeviceMesh mesh = init_device_mesh(std::move(axes));
-    CAPTURE(to_string(mesh));
-    CAPTURE(static_cast<int>(expert.dispatch));
-    const Drawn got = draw_masks(mesh, is_cut ? tensor_parallel(rules, {.sequence_parallel = true}) : TensorParallel{},
-                                 {}, true, expert);
-    CHECK(got.losses == one.losses);
-    REQUIRE(got.masks.size() == one.masks.size());
-    for (size_t i = 0; i < one.masks.size(); ++i) CHECK(at::equal(got.masks[i], one.masks[i]));
-  };
-  for (const DispatchMethod dispatch : {DispatchMethod::Auto, DispatchMethod::Gather}) {
-    check({{"ep", 2}}, {.dispatch = dispatch});
-    check({{"ep", 4}}, {.dispatch = dispatch});
-    check({{"cp", 2}, {"ep", 2}}, {.dispatch = dispatch});
-    check({{"ep", 2}, {"tp", 2}}, {.dispatch = dispatch}, true);
+  const Drawn without = draw_masks(single, {}, {});
+  for (const DispatchMethod dispatch : {DispatchMethod::Gather, DispatchMethod::Exchange}) {
+    const bool drops_rows = dispatch == DispatchMethod::Gather;
+    const Drawn one = draw_masks(single, {}, {}, {}, true, drops_rows);
+    for (size_t i = 0; i < one.masks.size(); ++i) CHECK(at::equal(one.masks[i], without.masks[i]));
+    for (size_t k = 0; k < one.losses.size(); ++k) CHECK(one.losses[k] != without.losses[k]);
+    const auto check = [&](std::vector<MeshAxis> axes, const TensorParallel& cuts = {}) {
+      const DeviceMesh mesh = init_device_mesh(std::move(axes));
+      CAPTURE(to_string(mesh));
+      CAPTURE(drops_rows);
+      const Drawn got = draw_masks(mesh, cuts, {}, {.dispatch = dispatch}, true, drops_rows);
+      CHECK(got.exchanges == !drops_rows);
+      CHECK(got.losses == one.losses);
+      REQUIRE(got.masks.size() == one.masks.size());
+      for (size_t i = 0; i < one.masks.size(); ++i) CHECK(at::equal(got.masks[i], one.masks[i]));
+    };
+    check({{"ep", 2}});
+    check({{"ep", 4}});
+    check({{"cp", 2}, {"ep", 2}});
+    check({{"ep", 2}, {"tp", 2}}, tensor_parallel(rules, {.sequence_parallel = true}));
   }
 }
 

@@ -235,6 +235,9 @@ void expect_whole_beside(Make make, const std::vector<Beside>& all, size_t turns
     CHECK(compared.most <= 1e-11);
     CHECK(compared.gone == (beside.context.rotate_method == RotateMethod::Ring ? turns : 0));
     CHECK(compared.sorted == (copies > 0 ? 4 : 0));
+    CHECK((compared.summands > 0) == (beside.micro_batches > 1));
+    CHECK(compared.values + compared.gone + compared.sorted + compared.summands ==
+          wholes.at(layout.parts()).borders.size());
     CHECK(compared.values >= 55);
   }
 }

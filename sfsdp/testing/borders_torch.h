@@ -69,10 +69,11 @@ struct PlacedStep {
 
 struct Compared {
   size_t values = 0, cut = 0;
-  size_t gone = 0;    // values of the whole that the parts have under no name
-  size_t sorted = 0;  // values in the order of experts, another one in each data rank's samples: not compared
-  double most = 0;    // difference of a value, beside its largest number
-  std::string worst;  // the value that has it
+  size_t gone = 0;      // values of the whole that the parts have under no name
+  size_t sorted = 0;    // values in the order of experts, another one in each data rank's samples: not compared
+  size_t summands = 0;  // of the last micro-batch, where there are several, such as its loss: not compared
+  double most = 0;      // difference of a value, beside its largest number
+  std::string worst;    // the value that has it
 };
 
 // Runs the parts and compares each value that the whole hands from module to module. A rank's loss is the mean of its samples, so what it

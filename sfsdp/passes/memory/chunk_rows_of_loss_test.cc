@@ -318,8 +318,8 @@ TEST_CASE("chunk_loss: a gradient that ranks add up in bfloat16 is named") {
   const ContextParallelOptions tokens;
   parallel::partition(graph, {"cp", 2}, {}, {}, &tokens);
   CHECK(why_not_chunked(graph, 2) ==
-        "gradient reads %do, a rank's summand, and rounds it to bf16 (MixedPrecisionPolicy::reduce_dtype = f32 does "
-        "not)");
+        "gradient reads %do, a rank's summand, and rounds it to bf16, where MixedPrecisionPolicy::reduce_dtype is not "
+        "float32");
 }
 
 TEST_CASE("chunk_loss: logits that ranks gather in their rows are named") {

@@ -187,7 +187,7 @@ class RowsFinder {
       if (!reader->is("cast") || ir::is_half(reader->result()->type().dtype))
         return refuse(concat(ir::opcode_at(*reader), " reads %", gradient->name(),
                              ", a rank's summand, and rounds it to ", ir::to_string(gradient->type().dtype),
-                             " (MixedPrecisionPolicy::reduce_dtype = f32 does not)"));
+                             ", where MixedPrecisionPolicy::reduce_dtype is not float32"));
     return true;
   }
 

@@ -50,7 +50,8 @@ double largest_difference(const Array& a, const Array& b) {
 
 double largest_magnitude(const Array& array) {
   double most = 0;
-  for (const double x : array.data) most = std::isnan(x) ? kInf : std::max(most, std::abs(x));
+  for (const double x : array.data)
+    if (std::isfinite(x)) most = std::max(most, std::abs(x));
   return most;
 }
 

@@ -23,9 +23,9 @@ struct Array {
 
 int64_t numel(const std::vector<int64_t>& shape);
 
-// Infinite where an element is no number, or shapes differ.
+// Infinite where an element of either is no number, or shapes differ.
 double largest_difference(const Array& a, const Array& b);
-double largest_magnitude(const Array& array);
+double largest_magnitude(const Array& array);  // of its finite numbers
 
 // The nearest number that dtype can hold, ties to even; beyond the range, infinity (f8e4m3 has none: nan). Integers are
 // cut towards zero, b1 is 0 or 1. i64 is exact up to 2^53.

@@ -163,14 +163,15 @@ Loaded Checkpointer::read(const Candidate& from, bool goes_on) {
 
 // What shapes do not show: heads, rotary bases, the alpha of adapters. Other values make another function of the weights.
 void Checkpointer::compare_model(const Manifest& saved, const std::string& path, bool goes_on) const {
-  std::vector<std::string> changes, flags;
-  const bool is_other = !saved.model.empty() && !options_.about.model.empty() && saved.model != options_.about.model;
-  if (is_other) {  // its arguments are others too
-    changes.push_back(concat("model.name = ", options_.about.model, ", was ", saved.model));
-    flags.push_back("--model.name " + saved.model);
+  const std::string& own = options_.about.model;
+  if (!saved.model.empty() && !own.empty() && saved.model != own) {  // its arguments are others too
+    const std::string what = concat(path, " was saved by another model: ", saved.model, ", this run's is ", own);
+    if (goes_on) throw UserError(what + "\n  expected model.name and model.flavor of that run, or another folder");
+    if (is_first()) say_(what);
+    return;
   }
+  std::vector<std::string> changes, flags;
   for (const auto& [name, value] : options_.about.model_args) {
-    if (is_other) break;
     const auto before = saved.model_args.find(name);
     if (before == saved.model_args.end() || before->second == value) continue;
     const std::string key = name.find('.') == std::string::npos ? "model.args." + name : name;

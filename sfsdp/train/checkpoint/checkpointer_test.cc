@@ -484,11 +484,10 @@ TEST_CASE("another model is refused by its name, or by those of its arguments th
   CheckpointOptions options = options_of(folder / "c");
   const auto message = [&] { return message_of([&] { Run(options).checkpointer.load(); }); };
   is(options, "llama3", "8");
-  CHECK(contains(message(),
-                 "another model: model.args.n_heads = 8, was 4\n  expected the same; set --model.args.n_heads 4,"));
+  CHECK(contains(message(), "another model: model.args.n_heads = 8, was 4\n  expected the same; set --model.args.n_"));
   is(options, "gpt", "8");
-  CHECK(contains(message(),
-                 "another model: model.name = gpt, was llama3\n  expected the same; set --model.name llama3,"));
+  CHECK(
+      contains(message(), "another model: llama3, this run's is gpt\n  expected model.name and model.flavor of that"));
 }
 
 TEST_CASE("initial_load_path is read where the folder has no checkpoint") {

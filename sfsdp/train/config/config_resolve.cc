@@ -317,6 +317,7 @@ LrScheduleOptions schedule_of(const JobConfig& config) {
 std::string with_keys(std::string message) {
   // Longer names before those that they begin with. scripts/check_words.sh looks for names without a row.
   constexpr std::pair<std::string_view, std::string_view> kKeys[] = {
+      {"MixedPrecisionPolicy::reduce_dtype", "training.mixed_precision_reduce"},
       {"Adam::", "optimizer."},
       {"AdamW::", "optimizer."},
       {"SGD::", "optimizer."},
