@@ -5,7 +5,6 @@
 
 #include <doctest/doctest.h>
 
-#include <cmath>
 #include <map>
 #include <string>
 #include <string_view>

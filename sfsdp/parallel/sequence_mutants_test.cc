@@ -3,7 +3,6 @@
 // interpreter, which is what the tests of partition compare.
 #include <doctest/doctest.h>
 
-#include <cmath>
 #include <map>
 #include <string>
 #include <string_view>

@@ -17,6 +17,7 @@
 #include "sfsdp/models/loss.h"
 #include "sfsdp/step/step.h"
 #include "sfsdp/testing/parity_torch.h"
+#include "sfsdp/testing/random_models_torch.h"
 #include "sfsdp/testing/tiny_models_torch.h"
 
 namespace sfsdp {
@@ -28,23 +29,6 @@ constexpr int64_t kDim = 12, kExperts = 4, kChosen = 2;
 enum class Pick { Select, Index, Gather, Scaled, Weighted, OfAllTokens, Sorted };
 enum class Combine { Select, IndexAdd, ScatterAdd, Index };
 
-class ExpertsImpl : public torch::nn::Module {
- public:
-  ExpertsImpl() {
-    up_ = register_parameter("up", torch::empty({kExperts, kDim, kDim}));
-    down_ = register_parameter("down", torch::empty({kExperts, kDim, kDim}));
-    models::init_linear(up_, 0.3);
-    models::init_linear(down_, 0.3);
-  }
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& ends) {
-    return at::_grouped_mm(at::silu(at::_grouped_mm(x, up_, ends)), down_, ends);
-  }
-
- private:
-  at::Tensor up_, down_;
-};
-TORCH_MODULE(Experts);
-
 class NetImpl : public torch::nn::Module {
  public:
   NetImpl(Pick pick, Combine combine) : pick_(pick), combine_(combine) {
@@ -52,7 +36,7 @@ class NetImpl : public torch::nn::Module {
     gate_ = register_parameter("gate", torch::empty({kExperts, kDim}));
     models::init_linear(table_, 0.5);
     models::init_linear(gate_, 0.5);
-    experts_ = register_module("experts", Experts());
+    experts_ = register_module("experts", testing::Experts(kExperts, kDim, kDim));
   }
 
   at::Tensor forward(const at::Tensor& ids) {
@@ -90,7 +74,7 @@ class NetImpl : public torch::nn::Module {
   const Pick pick_;
   const Combine combine_;
   at::Tensor table_, gate_;
-  Experts experts_{nullptr};
+  testing::Experts experts_{nullptr};
 };
 TORCH_MODULE(Net);
 

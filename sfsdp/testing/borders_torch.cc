@@ -222,18 +222,23 @@ std::vector<std::pair<std::string, ir::Value*>> pairs_of(const WholeStep& whole,
   return pairs;
 }
 
+void give_constants(const ir::Graph& graph, const std::vector<at::Tensor>& constants, ir::interp::Inputs& given) {
+  for (const auto& op : graph.ops()) {
+    if (!op->is("constant")) continue;
+    const auto index = op->attr<int64_t>("index");
+    given[concat("constant.", index)] = to_array(constants[static_cast<size_t>(index)], op->result()->type().dtype);
+  }
+}
+
 // What each rank is given: of the batch its samples, of a weight what it stores.
 std::vector<ir::interp::Inputs> given_to_ranks(const WholeStep& whole, const PlacedStep& placed,
                                                const StepLayout& layout) {
   std::vector<ir::interp::Inputs> given(static_cast<size_t>(layout.mesh.world_size()));
   for (int64_t rank = 0; rank < std::ssize(given); ++rank) {
     ir::interp::Inputs& own = given[static_cast<size_t>(rank)];
+    give_constants(placed.graph, placed.constants, own);
     for (const auto& op : placed.graph.ops()) {
-      if (op->is("constant")) {
-        const auto index = op->attr<int64_t>("index");
-        own[concat("constant.", index)] =
-            to_array(placed.constants[static_cast<size_t>(index)], op->result()->type().dtype);
-      } else if (op->is("state")) {
+      if (op->is("state")) {
         const auto name = op->attr<std::string>("name");
         own[name] = whole.given.at(name);
       } else if (op->is("param", "input")) {
@@ -277,12 +282,9 @@ WholeStep run_whole(ir::Graph captured, std::vector<at::Tensor> constants) {
   parallel::name_ops(named);
   widen(named);
   whole.given = ir::interp::seeded_inputs(named, 7)[0];
+  give_constants(named, whole.constants, whole.given);
   for (const auto& op : named.ops()) {
-    if (op->is("constant")) {
-      const auto index = op->attr<int64_t>("index");
-      whole.given[concat("constant.", index)] =
-          to_array(whole.constants[static_cast<size_t>(index)], op->result()->type().dtype);
-    } else if (op->is("param")) {  // near what is drawn for a weight, so that no softmax is 0 and 1 alone
+    if (op->is("param")) {  // near what is drawn for a weight, so that no softmax is 0 and 1 alone
       for (double& x : whole.given.at(op->attr<std::string>("name")).data) x = x / 8 + 1.0 / 32;
     } else if (op->is("input")) {
       Array& ids = whole.given.at(op->attr<std::string>("name"));
