@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # A changed file compiles in seconds: scripts/check_compile_time.sh [preset]     preset (release): is built
-# Compiles anew, without ccache, the units that took longest when the build last compiled them, and holds the seconds of
-# processor time, which other work on the machine changes less than twofold, against a bound. A unit of four files with LibTorch takes
-# 10-30 s with the precompiled header, one of six of the core 5-15 s.
+# Compiles anew, without ccache, the units that took longest when the build last compiled them, and holds the processor time of each
+# against that of a small file of standard headers, compiled just before it: processors differ threefold, and what else runs beside
+# costs both. A unit of four files with LibTorch takes 3 to 8 times that with the precompiled header, one of six of the core 1 to 3.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=build/${1:-release}
@@ -21,20 +21,46 @@ slowest() { # regex of objects
     END { for (o in took) print took[o], o }' "$scratch/targets" "$build/.ninja_log" | sort -rn | cut -d " " -f 2
 }
 
+cat >"$scratch/small.cc" <<'CC'
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <regex>
+#include <string>
+#include <vector>
+std::map<std::string, std::vector<std::function<bool(const std::string&)>>> rules_of(const std::string& text) {
+  std::map<std::string, std::vector<std::function<bool(const std::string&)>>> rules;
+  const std::regex word("\\w+");
+  for (std::sregex_iterator at(text.begin(), text.end(), word), end; at != end; ++at)
+    rules[at->str()].push_back([rule = std::regex(at->str())](const std::string& s) { return std::regex_match(s, rule); });
+  return rules;
+}
+CC
+small_command=("$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$build/CMakeCache.txt")" -std=c++20 -O3
+  -c "$scratch/small.cc" -o "$scratch/small.o")
+
+seconds_of() { # a command: its processor time
+  { time "$@" >"$scratch/output" 2>&1; } 2>"$scratch/time" || { cat "$scratch/output" >&2; exit 1; }
+  awk 'END { print $1 + $2 }' "$scratch/time"
+}
+
 status=0
-check() { # regex of objects, bound in seconds
-  local object objects command seconds
+check() { # regex of objects, how many times the small file's seconds they may take
+  local object objects command small seconds
   mapfile -t objects < <(slowest "$1")
   for object in "${objects[@]:0:2}"; do
     command=$(ninja -C "$build" -t commands "$object" | tail -n 1)
     command=${command//"$object"/"$scratch/object"}
-    { time (cd "$build" && eval "$command"); } 2>"$scratch/time" || { cat "$scratch/time"; exit 1; }
-    seconds=$(awk 'END { print int($1 + $2 + 0.5) }' "$scratch/time")
+    small=$(seconds_of "${small_command[@]}")
+    seconds=$(seconds_of bash -c "cd '$build' && $command")
     object=${object#*.dir/}
-    echo "compile time: ${object%.o} takes $seconds s of processor time"
-    ((seconds <= $2)) || { echo "  expected at most $2 s; split it, or include less"; status=1; }
+    awk -v name="${object%.o}" -v seconds="$seconds" -v small="$small" -v most="$2" 'BEGIN {
+      printf "compile time: %s takes %.0f s of processor time, %.1f times the %.1f s of a small file\n", name, seconds, seconds / small, small
+      if (seconds <= most * small) exit
+      printf "  expected at most %d times; split it, or include less\n", most
+      exit 1 }' || status=1
   done
 }
-check '^CMakeFiles/(sfsdp_torch|torch_test_objects)\.dir/.*\.(cc|cxx)\.o$' 60 # four files, or one
-check '^CMakeFiles/(sfsdp_core|core_tests|sfsdp_testing)\.dir/.*\.(cc|cxx)\.o$' 40 # six
+check '^CMakeFiles/(sfsdp_torch|torch_test_objects)\.dir/.*\.(cc|cxx)\.o$' 12 # four files, or one
+check '^CMakeFiles/(sfsdp_core|core_tests|sfsdp_testing)\.dir/.*\.(cc|cxx)\.o$' 7 # six
 exit $status
