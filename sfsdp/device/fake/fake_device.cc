@@ -2,9 +2,12 @@
 #include "sfsdp/device/fake/fake_device.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <numeric>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -15,6 +18,63 @@
 
 namespace sfsdp::device {
 namespace {
+
+// The memory that a kernel says nothing of has other bytes while it runs, and what it may only read must be the same afterwards. All bytes
+// are gone through for each kernel, so eight at a time, by bits.
+class Hidden {
+ public:
+  void reset(const Memory& memory) {
+    before_.assign(memory.begin, memory.begin + memory.size);
+    other_.assign(before_.size(), std::byte{0x5a});
+    kept_.assign(before_.size(), std::byte{0xff});
+  }
+  void show(const std::vector<Bytes>& ranges, bool writes, const Memory& memory) {
+    for (const Bytes& bytes : ranges) {
+      const std::byte* begin = std::max<const std::byte*>(bytes.begin, memory.begin);
+      const std::byte* end = std::min<const std::byte*>(bytes.begin + bytes.size, memory.begin + memory.size);
+      if (begin >= end) continue;
+      std::memset(other_.data() + (begin - memory.begin), 0, static_cast<size_t>(end - begin));
+      if (writes) std::memset(kept_.data() + (begin - memory.begin), 0, static_cast<size_t>(end - begin));
+    }
+  }
+  void hide(const Memory& memory) const {
+    by_words([&](size_t i, auto size) {
+      const uint64_t hidden = word(memory.begin + i, size) ^ word(other_.data() + i, size);
+      std::memcpy(memory.begin + i, &hidden, size);
+    });
+  }
+  // Puts all back but what it says it writes.   returns: the places of what it has changed else
+  std::vector<size_t> restore(const Memory& memory) const {
+    std::vector<size_t> changed;
+    by_words([&](size_t i, auto size) {
+      const uint64_t now = word(memory.begin + i, size), before = word(before_.data() + i, size),
+                     kept = word(kept_.data() + i, size);
+      const uint64_t change = (now ^ before ^ word(other_.data() + i, size)) & kept;
+      for (size_t b = 0; change != 0 && b < size; ++b)
+        if ((reinterpret_cast<const unsigned char*>(&change))[b] != 0) changed.push_back(i + b);
+      const uint64_t put = (now & ~kept) | (before & kept);
+      std::memcpy(memory.begin + i, &put, size);
+    });
+    return changed;
+  }
+
+ private:
+  template <class See>
+  void by_words(See see) const {
+    constexpr std::integral_constant<size_t, sizeof(uint64_t)> kWord;
+    size_t i = 0;
+    for (; i + kWord <= before_.size(); i += kWord) see(i, kWord);
+    if (i < before_.size()) see(i, before_.size() - i);
+  }
+  static uint64_t word(const std::byte* at, size_t size) {
+    uint64_t bits = 0;
+    std::memcpy(&bits, at, size);
+    return bits;
+  }
+
+  // other_: what bits of a byte are turned while it is hidden; kept_: all of one that is not written
+  std::vector<std::byte> before_, other_, kept_;
+};
 
 class FakeDevice final : public Device {
  public:
@@ -142,41 +202,23 @@ class FakeDevice final : public Device {
 
   // Runs it while the memory that it says nothing of has other bytes.
   void run_hidden(Kernel& kernel, const Turn& turn, const Touched& touched) {
-    std::vector<std::vector<std::byte>> before,
-        shown;  // by memory; shown: 1 where it may read or write, 2 where it may write
-    for (const Memory& memory : memory_) {
-      before.emplace_back(memory.begin, memory.begin + memory.size);
-      auto& mark = shown.emplace_back(static_cast<size_t>(memory.size));
-      const auto show = [&](const std::vector<Bytes>& ranges, int as) {
-        for (const Bytes& bytes : ranges) {
-          const std::byte* begin = std::max<const std::byte*>(bytes.begin, memory.begin);
-          const std::byte* end = std::min<const std::byte*>(bytes.begin + bytes.size, memory.begin + memory.size);
-          for (const std::byte* at = begin; at < end; ++at)
-            mark[static_cast<size_t>(at - memory.begin)] = std::byte(as);
-        }
-      };
-      show(touched.reads, 1);
-      show(touched.writes, 2);
-      for (size_t i = 0; i < mark.size(); ++i)
-        if (mark[i] == std::byte{0}) memory.begin[i] ^= kOther;
+    hidden_.resize(memory_.size());
+    for (size_t m = 0; m < memory_.size(); ++m) {
+      hidden_[m].reset(memory_[m]);
+      hidden_[m].show(touched.reads, false, memory_[m]);
+      hidden_[m].show(touched.writes, true, memory_[m]);
+      hidden_[m].hide(memory_[m]);
     }
     kernel.run(turn);
     for (size_t m = 0; m < memory_.size(); ++m)
-      for (size_t i = 0; i < shown[m].size(); ++i) {
-        if (shown[m][i] == std::byte{2}) continue;
-        std::byte& now = memory_[m].begin[i];
-        const std::byte expected = shown[m][i] == std::byte{0} ? before[m][i] ^ kOther : before[m][i];
-        if (now != expected)
-          fault(concat(kernel.name(), " writes at ", memory_[m].name, "+", i, ", of which it says nothing"));
-        now = before[m][i];
-      }
+      for (const size_t i : hidden_[m].restore(memory_[m]))
+        fault(concat(kernel.name(), " writes at ", memory_[m].name, "+", i, ", of which it says nothing"));
   }
-
-  static constexpr std::byte kOther{0x5a};
 
   const FakeOptions options_;
   const size_t host_;  // the number of its clock
   std::vector<Memory> memory_;
+  std::vector<Hidden> hidden_;              // by memory
   std::vector<std::deque<Entry>> queues_;   // by lane
   std::vector<Clock> clocks_;               // by lane, then the host's
   std::vector<int64_t> issued_, happened_;  // by event, how many records
