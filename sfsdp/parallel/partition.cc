@@ -520,6 +520,7 @@ class Partitioner {
     Value* made = redistribute(here, value, axis_, from, wanted, placements_,
                                {.before = balanced && !by_heads_.contains(value), .after = balanced && !heads});
     if (heads) by_heads_.insert(made);
+    if (from == kWhole) made_[made][key_of(kWhole)] = value;
     return made;
   }
 

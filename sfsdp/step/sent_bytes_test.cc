@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "sfsdp/base/check.h"
+#include "sfsdp/models/deepseek_v3/deepseek_v3.h"
 #include "sfsdp/models/tensor_parallel_plans.h"
 #include "sfsdp/step/step.h"
 #include "sfsdp/testing/block_collectives.h"
@@ -440,6 +441,107 @@ TEST_CASE("bytes of a mixture over tp, alone and beside ep") {
       for (const DispatchMethod dispatch : {DispatchMethod::Exchange, DispatchMethod::Gather})
         expect_mixture({.t = 2, .ep = 2, .tensor = tensor, .dispatch = dispatch, .remat = remat});
     }
+}
+
+// ---- DeepSeek-V3: latents of queries and of keys, the turned part of a head, its other part, values
+
+constexpr int64_t QL = 256, KL = 128, R = 16, N = 32, W = 32;
+
+models::DeepSeekV3Args latent(bool mixtures) {
+  models::DeepSeekV3Args args;
+  args.dim = D;
+  args.inter_dim = F;
+  args.moe_inter_dim = 48;
+  args.n_layers = L;
+  args.n_dense_layers = mixtures ? 0 : L;
+  args.n_heads = H;
+  args.vocab_size = V;
+  args.q_lora_rank = QL;
+  args.kv_lora_rank = KL;
+  args.qk_nope_head_dim = N;
+  args.qk_rope_head_dim = R;
+  args.v_head_dim = W;
+  args.num_experts = X;
+  args.num_shared_experts = 1;
+  args.top_k = Chosen;
+  args.score_func = models::RouterScore::Sigmoid;
+  args.route_norm = true;
+  return args;
+}
+
+// Over tp each rank makes the latents of its rows, or of all, and has some heads, which give it a part of the latents' gradients. So latents
+// are gathered and added up in place of activations, which are wider.
+void latent_products(List& list, const Setting& s) {
+  const int64_t full = s.remat == RematMode::Full ? 1 : 0, again = s.again() ? 1 : 0, one = part(s.A(), s.t);
+  if (s.t == 1) return;
+  if (!s.sp()) {
+    fwd(list, "all_reduce", "tp", 2 * one, 2);
+    bwd(list, "all_reduce", "tp", 2 * one, 1 + full);
+    for (const int64_t width : {QL, KL, R}) bwd(list, "all_reduce", "tp", 2 * part(s.tokens() * width * s.w, s.t));
+    return;
+  }
+  fwd(list, "reduce_scatter", "tp", one, 2);
+  bwd(list, "all_gather", "tp", one, 2);
+  bwd(list, "reduce_scatter", "tp", one, full);
+  for (const int64_t width : {QL, KL, R, D}) {
+    const int64_t bytes = part(s.tokens() * width * s.w, s.t);
+    fwd(list, "all_gather", "tp", bytes);
+    bwd(list, "all_gather", "tp", bytes, again);
+    bwd(list, "reduce_scatter", "tp", bytes);
+  }
+}
+
+// Over cp: keys and values of all heads, and what heads share once. Exchanged and in a ring as attention reads them: keys with what is
+// shared, values with zeros up to a key's width.
+void latent_attention(List& list, const Setting& s) {
+  const int64_t full = s.remat == RematMode::Full ? 1 : 0, heads = H / s.t;
+  if (s.c == 1) return;
+  if (s.rotate == RotateMethod::AllGather) {
+    for (const int64_t width : {heads * N, R, heads * W}) {
+      const int64_t bytes = part(B * S / s.ep * width * s.w, s.c);
+      fwd(list, "all_gather", "cp", bytes);
+      bwd(list, "all_gather", "cp", bytes, s.again() ? 1 : 0);
+      bwd(list, "reduce_scatter", "cp", bytes);
+    }
+    return;
+  }
+  const int64_t own = s.tokens() * heads * (N + R) * s.w;
+  if (s.rotate == RotateMethod::AllToAll) {
+    fwd(list, "all_to_all", "cp", part(own, s.c), 4);
+    bwd(list, "all_to_all", "cp", part(own, s.c), 4 + 4 * full);
+  } else {
+    fwd(list, "permute", "cp", own, 2 * (s.c - 1));
+    bwd(list, "permute", "cp", own, (4 + 2 * full) * (s.c - 1));
+  }
+}
+
+void expect_latent(const Setting& s, bool mixtures) {
+  CAPTURE(mixtures);
+  List block;
+  latent_products(block, s);
+  latent_attention(block, s);
+  if (mixtures) {
+    sequence_of_mixture(block, s);
+    mixture(block, s);
+    routes(block, s);
+  }
+  const int64_t whole = D + L * (2 * D + QL + KL + D * (QL + KL + R) + (mixtures ? X * D : 0));
+  expect_sent([=] { return models::DeepSeekV3(latent(mixtures)); }, "deepseek_v3", s, block,
+              ends(s, s.sp() ? whole : 0));
+}
+
+TEST_CASE("bytes of DeepSeek-V3 over tp") {
+  for (const RematMode remat : kRemats)
+    for (const bool by_sequence : {false, true})
+      for (const int64_t t : {2, 4})
+        for (const bool mixtures : {false, true})
+          expect_latent({.t = t, .tensor = {.sequence_parallel = by_sequence}, .remat = remat}, mixtures);
+}
+
+TEST_CASE("bytes of DeepSeek-V3 over cp") {
+  for (const RematMode remat : kRemats)
+    for (const RotateMethod rotate : kRotates)
+      for (const bool mixtures : {false, true}) expect_latent({.c = 2, .rotate = rotate, .remat = remat}, mixtures);
 }
 
 }  // namespace sent_bytes_test
