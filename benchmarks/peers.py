@@ -3,8 +3,9 @@
 """One training step here and in PyTorch, on the same machine, in one run: time, memory, and what a step takes at least.
 
   .venv/bin/python benchmarks/peers.py [--model 125m|debug|gpt2] [--dtype float32|bfloat16] [--ranks 2] [--threads 1] [--cores N]
-                                       [--rounds 3] [--steps 8] [--memory] [--bound]
-                                       [--peers fsdp2,fsdp2_compile,ddp,simple_fsdp] [--ours planned,planned_tcp,planned_aten,planned_by_processor,reference]
+                                       [--tp 1] [--rounds 3] [--steps 8] [--memory] [--bound]
+                                       [--peers fsdp2,fsdp2_compile,ddp,simple_fsdp,tp,tp_compile]
+                                       [--ours planned,planned_tcp,planned_aten,planned_by_processor,reference]
                                        [--simple_fsdp SCRIPT] [--start_up] [--out FILE.json]
 
 125m and debug are Llamas, gpt2 is GPT-2 of 124M parameters. Each rank is a process of --threads threads; all contestants are bound to the same
@@ -15,6 +16,10 @@ Same sizes, initial weights, batches, optimizer (AdamW, fused in PyTorch), clipp
 bfloat16, reduced in float32. sfsdp starts from a Hugging Face folder of PyTorch's weights, and both read one file of random tokens, small ids more
 often than large ones. Loss and gradient norm of each step are held against the first contestant's: the program ends at a loss that differs by more
 than 1 %, or a norm by more than 5 %. Where time is measured both sides have a malloc that keeps its pages.
+
+--tp N: so many ranks have the same sequences and parts of each product, with sequence parallelism and a loss over parts of the vocabulary, on both
+sides; tp and tp_compile are PyTorch's own, parallelize_module of DTensor by the plan of TorchTitan's Llama, the latter compiled. The
+sequences of a step are as many as without: a group of N ranks has N times those of a rank. Ranks beyond a group shard parameters over groups (FSDP2).
 
 --memory: one more run of each, with malloc as the system has it: the most of a rank's proportional set size (PSS), sampled every 20 ms from its
 start on, less that of as many processes that have loaded LibTorch and done nothing. With --rounds 0 nothing else is measured.
@@ -31,7 +36,7 @@ first_step_s, without the launcher's.
 
 Needs torch and safetensors in this Python, and build/release/sfsdp. Run it alone.
 """
-import argparse, functools, json, os, statistics, subprocess, sys, tempfile, time
+import argparse, contextlib, functools, json, os, statistics, subprocess, sys, tempfile, time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import contest  # noqa: E402
@@ -49,33 +54,61 @@ OURS = {
 }
 
 
-def wrap(peer, model, kind, half):
-    """Returns the module that is called."""
+def wrap(peer, model, kind, half, mesh):
+    """Returns the module that is called. mesh: of groups that have the same sequences, and of ranks in one."""
     import torch
     if peer == "ddp":
         return torch.nn.parallel.DistributedDataParallel(model)
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     blocks = model.layers if kind == LLAMA else model.h
+    if mesh["tp"].size() > 1:
+        cut(model, mesh["tp"])
     if peer == "fsdp2_compile":
         for i, block in enumerate(blocks):
             blocks[i] = torch.compile(block, fullgraph=True)
+    if mesh["dp"].size() == 1 and not half:  # nothing to shard; with half it is what computes in bfloat16
+        return torch.compile(model) if peer == "tp_compile" else model
     policy = MixedPrecisionPolicy(**(dict(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if half else {}))
+    shard = functools.partial(fully_shard, mesh=mesh["dp"], mp_policy=policy)
     if kind == LLAMA:
-        fully_shard(model.tok_embeddings, mp_policy=policy)
+        shard(model.tok_embeddings)
     for block in blocks:
-        fully_shard(block, mp_policy=policy)
+        shard(block)
     if kind == LLAMA:
-        fully_shard([model.norm, model.output], mp_policy=policy, reshard_after_forward=False)
-    return fully_shard(model, mp_policy=policy)  # of GPT-2 embeddings too, which are also the output
+        shard([model.norm, model.output], reshard_after_forward=False)
+    model = shard(model)  # of GPT-2 embeddings too, which are also the output
+    return torch.compile(model) if peer == "tp_compile" else model
+
+
+def cut(model, mesh):
+    """The plan of TorchTitan's Llama. Rows are gathered once for wq, wk and wv, and once for w1 and w3: by the norm before them."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleOutput, RowwiseParallel, SequenceParallel, parallelize_module
+    rows = Shard(1)
+    parallelize_module(model, mesh, {
+        "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=rows),
+        "norm": SequenceParallel(),
+        "output": ColwiseParallel(input_layouts=rows, output_layouts=Shard(-1), use_local_output=False)})
+    whole_rows = PrepareModuleOutput(output_layouts=rows, desired_output_layouts=Replicate(), use_local_output=False)
+    for block in model.layers:
+        norms = ("attention_norm", "ffn_norm")
+        parallelize_module(block, mesh, {norm: SequenceParallel() for norm in norms})
+        parallelize_module(block, mesh, {norm: whole_rows for norm in norms})
+        parallelize_module(block, mesh, {name: ColwiseParallel() for name in ("wq", "wk", "wv", "w1", "w3")})
+        parallelize_module(block, mesh, {name: RowwiseParallel(output_layouts=rows) for name in ("wo", "w2")})
 
 
 def torch_worker(options):
     import torch
     import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import loss_parallel
     kind, _, rows, length = MODELS[options.model]
     peer, half = options.worker, options.dtype == "bfloat16"
     torch.set_num_threads(options.threads)
     dist.init_process_group("gloo")
+    groups = options.ranks // options.tp
+    mesh = init_device_mesh("cpu", (groups, options.tp), mesh_dim_names=("dp", "tp"))
     model = make_model(options.model, options.own_weights)
 
     def loss_of(logits, labels):
@@ -83,9 +116,10 @@ def torch_worker(options):
 
     if peer == "fsdp2_compile":
         loss_of = torch.compile(loss_of)
-    wrapped = wrap(peer, model, kind, half)
+    wrapped = wrap(peer, model, kind, half, mesh)
+    over_parts = loss_parallel if options.tp > 1 else contextlib.nullcontext
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
-    batches = contest.token_batches(options.tokens, options.steps, dist.get_rank(), dist.get_world_size(), rows, length)
+    batches = contest.token_batches(options.tokens, options.steps, mesh.get_local_rank("dp"), groups, rows * options.tp, length)
     found = dict(seconds=[], losses=[], norms=[])
     for step, ids in enumerate(batches):
         dist.barrier()
@@ -93,9 +127,12 @@ def torch_worker(options):
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=half and peer == "ddp"):
             logits = wrapped(ids[:, :-1])
-        loss = loss_of(logits, ids[:, 1:])
-        del logits
-        loss.backward()
+        with over_parts():
+            loss = loss_of(logits, ids[:, 1:])
+            del logits
+            loss.backward()
+        if options.tp > 1:
+            loss = loss.full_tensor()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         loss.item()
@@ -114,7 +151,8 @@ def torch_worker(options):
 # A contestant: from options and environment to seconds, losses and norms of its steps, and seconds until the first one was over.
 def run_torch(peer, options, environment):
     command = [*contest.torchrun(options.ranks), os.path.abspath(__file__), "--worker", peer, "--model", options.model, "--dtype", options.dtype,
-               "--steps", str(options.steps), "--threads", str(options.threads), "--tokens", options.tokens]
+               "--steps", str(options.steps), "--threads", str(options.threads), "--tokens", options.tokens, "--ranks", str(options.ranks),
+               "--tp", str(options.tp)]
     command += ["--own_weights"] * options.start_up
     lines, first = contest.run_command(command, environment, FIRST)
     return contest.result_of(lines), first
@@ -136,9 +174,10 @@ def run_ours(peer, options, environment):
     with tempfile.TemporaryDirectory() as folder:
         command = [options.sfsdp, "launch", "-n", str(options.ranks), "--", "train", *flags_of(options.model), "--training.dataset", "tokens",
                    "--training.dataset_path", options.tokens, "--training.shuffle", "never", "--training.seq_len", str(length),
-                   "--training.local_batch_size", str(rows), "--training.steps", str(options.steps), "--training.mixed_precision_param", options.dtype,
-                   "--optimizer.lr", str(LR), "--lr_scheduler.warmup_steps", "0", "--lr_scheduler.decay_ratio", "0", "--metrics.log_freq", "1",
-                   "--job.dump_folder", folder, *OURS[peer]]
+                   "--training.local_batch_size", str(rows * options.tp), "--training.steps", str(options.steps),
+                   "--training.mixed_precision_param", options.dtype, "--optimizer.lr", str(LR), "--lr_scheduler.warmup_steps", "0",
+                   "--lr_scheduler.decay_ratio", "0", "--metrics.log_freq", "1", "--job.dump_folder", folder, *OURS[peer],
+                   "--parallelism.tensor_parallel_degree", str(options.tp)]
         if not options.start_up:
             command += ["--checkpoint.initial_load_in_hf", "--checkpoint.initial_load_path", options.weights]
         _, first = contest.run_command(command, environment, "step:  1 ")
@@ -254,7 +293,8 @@ def print_memory(found, options):
 
 
 def title(options):
-    return f"{options.model}, {options.dtype}, {options.ranks} ranks x {options.threads} threads on {options.cores} cores"
+    axes = f", tp {options.tp}" if options.tp > 1 else ""
+    return f"{options.model}, {options.dtype}{axes}, {options.ranks} ranks x {options.threads} threads on {options.cores} cores"
 
 
 def make_parser():
@@ -264,9 +304,10 @@ def make_parser():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--cores", type=int)
+    parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--peers", default="fsdp2,ddp")
+    parser.add_argument("--peers", help="if not said: fsdp2,ddp, and with --tp above 1 tp")
     parser.add_argument("--ours", default="planned,reference")
     parser.add_argument("--sfsdp", default=os.path.join(ROOT, "build/release/sfsdp"))
     parser.add_argument("--simple_fsdp", help="script of the contestant simple_fsdp")
@@ -282,11 +323,23 @@ def make_parser():
 
 def parse(parser):
     options = parser.parse_args()
+    if options.peers is None:
+        options.peers = "tp" if options.tp > 1 else "fsdp2,ddp"
     names = options.peers.split(",")
     if "simple_fsdp" in names and not options.simple_fsdp:
         parser.error("the contestant simple_fsdp is a program of others: name its script with --simple_fsdp")
     if "simple_fsdp" in names and options.model == "gpt2":
         parser.error("the contestant simple_fsdp has no gpt2: expected --model 125m or debug")
+    kind = MODELS[options.model][0]
+    if options.tp < 1 or options.ranks % options.tp or (options.tp > 1 and kind != LLAMA):
+        parser.error(f"--tp {options.tp} with {options.ranks} ranks: expected a divisor of them, and 1 for gpt2")
+    wrong = [name for name in filter(None, names) if name.startswith("tp") != (options.tp > 1)]
+    if wrong:
+        parser.error(f"--tp {options.tp} with the contestants {', '.join(wrong)}: expected tp and tp_compile above 1, the others at 1")
+    if "tp_compile" in names and options.dtype != "float32":
+        parser.error("the contestant tp_compile in bfloat16: expected float32, torch.compile takes no FSDP2, which casts, with DTensor in it")
+    if options.bound and options.tp > 1:
+        parser.error(f"--bound with --tp {options.tp}: expected 1, the bound is of parameters that are gathered whole")
     if options.bound and options.threads != 1:
         parser.error(f"--bound with --threads {options.threads}: expected 1, the bound is of a rank of one thread")
     if options.steps <= SKIPPED:

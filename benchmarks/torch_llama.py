@@ -32,14 +32,12 @@ def make_llama(args, positions, rope="complex"):
             self.w3 = nn.Linear(args["dim"], args["hidden_dim"], bias=False)
 
         def forward(self, x, table):
-            rows, length, _ = x.shape
             h = self.attention_norm(x)
-            q = rotate(self.wq(h).view(rows, length, heads, width), table)
-            k = rotate(self.wk(h).view(rows, length, kv_heads, width), table)
-            v = self.wv(h).view(rows, length, kv_heads, width)
+            q, k, v = (product(h).unflatten(-1, (-1, width)) for product in (self.wq, self.wk, self.wv))  # heads of this rank
+            q, k = rotate(q, table), rotate(k, table)
             k, v = (t.repeat_interleave(heads // kv_heads, dim=2) for t in (k, v))
             out = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True)
-            x = x + self.wo(out.transpose(1, 2).reshape(rows, length, -1))
+            x = x + self.wo(out.transpose(1, 2).flatten(2))
             h = self.ffn_norm(x)
             return x + self.w2(F.silu(self.w1(h)) * self.w3(h))
 
