@@ -18,7 +18,7 @@ often than large ones. Loss and gradient norm of each step are held against the 
 than 1 %, or a norm by more than 5 %. Where time is measured both sides have a malloc that keeps its pages.
 
 --tp N: so many ranks have the same sequences and parts of each product, with sequence parallelism and a loss over parts of the vocabulary, on both
-sides; tp and tp_compile are PyTorch's own, parallelize_module of DTensor by the plan of TorchTitan's Llama, the latter compiled. The
+sides; tp and tp_compile are PyTorch's own, parallelize_module of DTensor by the plan of TorchTitan's Llama, the latter with the model compiled. The
 sequences of a step are as many as without: a group of N ranks has N times those of a rank. Ranks beyond a group shard parameters over groups (FSDP2).
 
 --memory: one more run of each, with malloc as the system has it: the most of a rank's proportional set size (PSS), sampled every 20 ms from its
@@ -46,6 +46,7 @@ from peer_models import LLAMA, MODELS, flags_of, make_model, write_folder  # noq
 SKIPPED = 3
 FIRST = "first step done"
 LR = 1e-3
+PEERS = ("fsdp2", "fsdp2_compile", "ddp", "simple_fsdp", "tp", "tp_compile")
 OURS = {
     "planned": ["--exec.executor", "planned"],
     "planned_tcp": ["--exec.executor", "planned", "--comm.shared_memory", "false"],
@@ -66,14 +67,14 @@ def wrap(peer, model, kind, half, mesh):
     if peer == "fsdp2_compile":
         for i, block in enumerate(blocks):
             blocks[i] = torch.compile(block, fullgraph=True)
-    if mesh["dp"].size() == 1 and not half:  # nothing to shard; with half it is what computes in bfloat16
+    if peer.startswith("tp") and mesh["dp"].size() == 1 and not half:  # nothing to shard; with half it is what computes in bfloat16
         return torch.compile(model) if peer == "tp_compile" else model
     policy = MixedPrecisionPolicy(**(dict(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if half else {}))
     shard = functools.partial(fully_shard, mesh=mesh["dp"], mp_policy=policy)
     if kind == LLAMA:
         shard(model.tok_embeddings)
     for block in blocks:
-        shard(block)
+        shard(block, reshard_after_forward=mesh["dp"].size() > 1 or not peer.startswith("tp"))
     if kind == LLAMA:
         shard([model.norm, model.output], reshard_after_forward=False)
     model = shard(model)  # of GPT-2 embeddings too, which are also the output
@@ -114,7 +115,7 @@ def torch_worker(options):
     def loss_of(logits, labels):
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
 
-    if peer == "fsdp2_compile":
+    if peer == "fsdp2_compile":  # over tp compiled it takes longer
         loss_of = torch.compile(loss_of)
     wrapped = wrap(peer, model, kind, half, mesh)
     over_parts = loss_parallel if options.tp > 1 else contextlib.nullcontext
@@ -325,19 +326,22 @@ def parse(parser):
     options = parser.parse_args()
     if options.peers is None:
         options.peers = "tp" if options.tp > 1 else "fsdp2,ddp"
-    names = options.peers.split(",")
-    if "simple_fsdp" in names and not options.simple_fsdp:
-        parser.error("the contestant simple_fsdp is a program of others: name its script with --simple_fsdp")
-    if "simple_fsdp" in names and options.model == "gpt2":
-        parser.error("the contestant simple_fsdp has no gpt2: expected --model 125m or debug")
-    kind = MODELS[options.model][0]
-    if options.tp < 1 or options.ranks % options.tp or (options.tp > 1 and kind != LLAMA):
-        parser.error(f"--tp {options.tp} with {options.ranks} ranks: expected a divisor of them, and 1 for gpt2")
-    wrong = [name for name in filter(None, names) if name.startswith("tp") != (options.tp > 1)]
+    names = list(filter(None, options.peers.split(",")))
+    kind, args = MODELS[options.model][:2]
+    unknown = [name for name in names if name not in PEERS] + [name for name in filter(None, options.ours.split(",")) if name not in OURS]
+    if unknown:
+        parser.error(f"contestants {', '.join(unknown)}: expected of {', '.join(PEERS)} in --peers, of {', '.join(OURS)} in --ours")
+    if options.tp < 1 or options.ranks % options.tp or (options.tp > 1 and (kind != LLAMA or args["n_kv_heads"] % options.tp)):
+        parser.error(f"--tp {options.tp} with {options.ranks} ranks of {options.model}: expected a divisor of ranks and of its heads of keys, 1 for gpt2")
+    wrong = [name for name in names if name.startswith("tp") != (options.tp > 1)]
     if wrong:
         parser.error(f"--tp {options.tp} with the contestants {', '.join(wrong)}: expected tp and tp_compile above 1, the others at 1")
     if "tp_compile" in names and options.dtype != "float32":
         parser.error("the contestant tp_compile in bfloat16: expected float32, torch.compile takes no FSDP2, which casts, with DTensor in it")
+    if "simple_fsdp" in names and not options.simple_fsdp:
+        parser.error("the contestant simple_fsdp is a program of others: name its script with --simple_fsdp")
+    if "simple_fsdp" in names and options.model == "gpt2":
+        parser.error("the contestant simple_fsdp has no gpt2: expected --model 125m or debug")
     if options.bound and options.tp > 1:
         parser.error(f"--bound with --tp {options.tp}: expected 1, the bound is of parameters that are gathered whole")
     if options.bound and options.threads != 1:

@@ -48,6 +48,7 @@ status=0
 check() { # regex of objects, how many times the small file's seconds they may take
   local object objects command small seconds
   mapfile -t objects < <(slowest "$1")
+  ((${#objects[@]})) || { echo "compile time: the build has no unit $1"; exit 1; }
   for object in "${objects[@]:0:2}"; do
     command=$(ninja -C "$build" -t commands "$object" | tail -n 1)
     command=${command//"$object"/"$scratch/object"}

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What is gathered before it is expanded. A light op on wholes gives the whole: where these are 0.7 of its bytes at most, they are sent, and
 // all ranks compute it. The gradient of a token's experts is that of the token, times a number for each; a key of latent attention is a
-// head's part beside one that all heads share, a value beside zeros.
+// head's part beside one that all heads share, a value beside zeros. Bytes are those of the ranks of other axes together, as everywhere in
+// partition: what these cut in the result alone counts for less than it is.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +41,7 @@ class MadeAgain {
     const double sent = redistribution_cost(value, from, kWhole, 0);
     if (from.kind != ir::Placement::Kind::Shard) return {false, sent};
     const double again = cost_again(value, depth);
-    // Within a node links have a seventh of memory's rate: an H100 sends three tenths of a value in as long as it reads and writes all of it.
+    // For all machines: within a node an H100 sends three tenths of a value in as long as it reads and writes all of it, over slower links less.
     return 10 * again <= 7 * sent ? Whole{true, again} : Whole{false, sent};
   }
 
@@ -53,7 +54,7 @@ class MadeAgain {
     if (depth == kDeepest || !is_light || op.results().size() != 1 || ir::is_root(op) || ir::draws(op) ||
         ir::has_flag(op, ir::kByCoordinate) || op.has_attr("axis") || op.is("reorder"))
       return kImpossible;
-    // What is gathered lies in memory without gaps, which views of it would see, and what lies as its operand does.
+    // What is gathered lies in memory without gaps. Views of it would see that, and so would results that lie as their operands do.
     const bool sees_gaps = row->alias != ir::Alias::Fresh || !value.type().strides.empty();
     double cost = 0;
     const std::vector<ir::Value*>& operands = state_.operands_of(op);

@@ -538,10 +538,13 @@ TEST_CASE("bytes of DeepSeek-V3 over tp") {
           expect_latent({.t = t, .tensor = {.sequence_parallel = by_sequence}, .remat = remat}, mixtures);
 }
 
-TEST_CASE("bytes of DeepSeek-V3 over cp") {
+TEST_CASE("bytes of DeepSeek-V3 over cp, alone and beside tp") {
   for (const RematMode remat : kRemats)
     for (const RotateMethod rotate : kRotates)
-      for (const bool mixtures : {false, true}) expect_latent({.c = 2, .rotate = rotate, .remat = remat}, mixtures);
+      for (const bool mixtures : {false, true}) {
+        for (const int64_t c : {2, 4}) expect_latent({.c = c, .rotate = rotate, .remat = remat}, mixtures);
+        expect_latent({.t = 2, .c = 2, .rotate = rotate, .remat = remat}, mixtures);
+      }
 }
 
 }  // namespace sent_bytes_test
