@@ -77,8 +77,7 @@ def wrap(peer, model, kind, half, mesh):
         shard(block, reshard_after_forward=mesh["dp"].size() > 1 or not peer.startswith("tp"))
     if kind == LLAMA:
         shard([model.norm, model.output], reshard_after_forward=False)
-    model = shard(model)  # of GPT-2 embeddings too, which are also the output
-    return torch.compile(model) if peer == "tp_compile" else model
+    return shard(model)  # of GPT-2 embeddings too, which are also the output
 
 
 def cut(model, mesh):
@@ -336,8 +335,9 @@ def parse(parser):
     wrong = [name for name in names if name.startswith("tp") != (options.tp > 1)]
     if wrong:
         parser.error(f"--tp {options.tp} with the contestants {', '.join(wrong)}: expected tp and tp_compile above 1, the others at 1")
-    if "tp_compile" in names and options.dtype != "float32":
-        parser.error("the contestant tp_compile in bfloat16: expected float32, torch.compile takes no FSDP2, which casts, with DTensor in it")
+    if "tp_compile" in names and (options.dtype != "float32" or options.ranks != options.tp):
+        parser.error(f"the contestant tp_compile in {options.dtype} with {options.ranks} ranks: expected float32 and as many ranks as --tp, as "
+                     "torch.compile takes no FSDP2, which casts and shards, with DTensor in it")
     if "simple_fsdp" in names and not options.simple_fsdp:
         parser.error("the contestant simple_fsdp is a program of others: name its script with --simple_fsdp")
     if "simple_fsdp" in names and options.model == "gpt2":
